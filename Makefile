@@ -1,0 +1,47 @@
+# Two commands on a fresh machine, each doing all its set-up: `make demo` and `make test`.
+PYTHON ?= python3
+VENV ?= .venv
+PY := $(VENV)/bin/python
+# What a machine without torch gets: one known release, since a bare `torch` may pull gigabytes of GPU libraries.
+TORCH ?= torch==2.13.0
+JOBS ?= 2
+
+.PHONY: demo test test-full lint format bench wheel clean
+.DEFAULT_GOAL := demo
+
+$(VENV)/.ready: requirements.txt Makefile
+	@if $(PYTHON) -c 'import torch' 2>/dev/null; then \
+	  echo "using the torch of $(PYTHON)"; $(PYTHON) -m venv --system-site-packages $(VENV); \
+	else \
+	  $(PYTHON) -m venv $(VENV) && $(PY) -m pip install --quiet --disable-pip-version-check '$(TORCH)'; \
+	fi
+	$(PY) -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	@touch $@
+
+demo: $(VENV)/.ready
+	$(PY) -m aiter_paged_fp8 demo
+
+test: $(VENV)/.ready
+	$(PY) -m pytest -n $(JOBS) -m "not full" op_tests
+
+test-full: $(VENV)/.ready
+	AITER_PAGED_FP8_TEST_FULL=1 $(PY) -m pytest -n $(JOBS) op_tests
+
+lint: $(VENV)/.ready
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/mypy
+
+format: $(VENV)/.ready
+	$(VENV)/bin/ruff format .
+	$(VENV)/bin/ruff check --fix .
+
+bench: $(VENV)/.ready
+	$(PY) -m benchmarks.bench_fallback
+	$(PY) -m benchmarks.bench_overhead
+
+wheel: $(VENV)/.ready
+	$(PY) -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache
