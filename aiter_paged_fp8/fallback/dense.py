@@ -1,0 +1,223 @@
+"""Dense FP8 attention in torch: online softmax in float32 over pieces of gathered K and V.
+
+For each request, a block of query rows is kept in float32 with its running maximum, row sum and output (the online softmax of Milakov and
+Gimelshein, 2018, in the base-2 domain); K and V pass by in pieces that were gathered and converted once per block. Neither a request's K
+and V nor its scores ever exist as a whole.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..page_table import Span, spans
+from ..request import Request, capturing
+from .gather import Piece, gather, pieces
+
+LOG2_E = math.log2(math.e)
+LN_2 = math.log(2.0)
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """How much is in flight at once.
+
+    Attributes
+    ----------
+    keys : int
+        Tokens of K and V per piece.
+    rows : int
+        Query rows (tokens x heads of one KV head) per score tile.
+    scores : int
+        float32 scores per tile, over all KV heads that share it.
+    state : int
+        float32 elements of q and output kept for a block of rows; K and V pieces get as much again.
+    """
+
+    keys: int
+    rows: int
+    scores: int
+    state: int
+
+
+# CPU: a tile of one head is 1 MiB, so that the passes of softmax find it in the second-level cache; state and pieces together stay under 100 MiB.
+CPU = Tiling(keys=512, rows=512, scores=1 << 19, state=8 << 20)
+# GPU: tiles large enough to fill the device with one matrix product each; still under 200 MiB in all.
+GPU = Tiling(keys=2048, rows=2048, scores=8 << 20, state=8 << 20)
+
+
+@dataclass
+class _State:
+    """Running maximum (base 2), row sum and unnormalised output of a block: [heads, rows], [heads, rows], [heads, rows, Dv]."""
+
+    maximum: torch.Tensor
+    total: torch.Tensor
+    output: torch.Tensor
+
+
+def attend(request: Request, out: torch.Tensor, lse: torch.Tensor | None = None, tiling: Tiling | None = None) -> None:
+    """Attend every request of a call and write its rows; rows that belong to no request stay as they are.
+
+    Parameters
+    ----------
+    request : Request
+    out : torch.Tensor
+        [total_q, Hq, Dv], any float dtype (float32 shows the result before rounding).
+    lse : torch.Tensor, optional
+        [Hq, total_q] float32.
+    tiling : Tiling, optional
+        None takes the device's own.
+
+    Raises
+    ------
+    NotImplementedError
+        Under stream capture: the lengths are read from the device once per call.
+    """
+    q = request.q.tensor
+    with _on_stream(request.stream, q.device), torch.no_grad():
+        if capturing(q.device):
+            raise NotImplementedError(
+                "the dense fallback reads the lengths once per call, which a captured graph can't; accepted: calls outside of stream capture"
+            )
+        work = _Work(request, out, lse, tiling or (CPU if q.device.type == "cpu" else GPU))
+        cache = request.cache
+        for span in spans(
+            request.q.cu_seqlens,
+            request.table,
+            total_q=q.shape[0],
+            page=cache.page,
+            pages=cache.pages,
+            max_seqlen_k=request.max_seqlen_k,
+        ):
+            work.attend(span)
+
+
+def _on_stream(stream: Any, device: torch.device) -> AbstractContextManager[Any]:
+    return torch.cuda.stream(stream) if stream is not None and device.type == "cuda" else nullcontext()
+
+
+class _Work:
+    """Workspaces and scales of one call."""
+
+    def __init__(self, request: Request, out: torch.Tensor, lse: torch.Tensor | None, tiling: Tiling) -> None:
+        cache, scales = request.cache, request.scales
+        self.request, self.out, self.lse, self.tiling = request, out, lse, tiling
+        self.group = request.q.tensor.shape[1] // cache.kv_heads
+        # Base 2 throughout: exp2 of (score * log2 e) is exp of the score, and costs one multiplication of q instead of one of the scores.
+        self.q_scale = (scales.q.reshape(()) * scales.k.reshape(())) * (scales.softmax * LOG2_E)
+        self.v_scale = scales.v.reshape(())
+        keys = min(tiling.keys, max(request.max_seqlen_k, cache.page if cache.page < tiling.keys else 1))
+        self.heads = max(1, min(cache.kv_heads, tiling.state // (tiling.keys * max(cache.head_dim, cache.head_dim_v))))
+        padded = -(-keys // 16) * 16
+        self.k_space = self._space(self.heads * padded * cache.head_dim)
+        self.v_space = self._space(self.heads * padded * cache.head_dim_v)
+        self.scores = self._space(0)
+        # Tokens of q per block: as many as the state has room for, but at least one.
+        width = self.heads * self.group * (cache.head_dim + cache.head_dim_v)
+        self.block = max(1, tiling.state // width)
+
+    def _space(self, elements: int) -> torch.Tensor:
+        return torch.empty(elements, dtype=torch.float32, device=self.request.q.tensor.device)
+
+    def attend(self, span: Span) -> None:
+        blind = min(span.q_len, max(0, span.q_len - span.kv_len)) if self.request.causal else 0
+        if not span.kv_len:
+            blind = span.q_len
+        if blind:
+            self.out[span.start : span.start + blind].zero_()
+            if self.lse is not None:
+                self.lse[:, span.start : span.start + blind].fill_(-math.inf)
+        for row in range(blind, span.q_len, self.block):
+            rows = range(row, min(row + self.block, span.q_len))
+            for head in range(0, self.request.cache.kv_heads, self.heads):
+                self._block(span, rows, slice(head, min(head + self.heads, self.request.cache.kv_heads)))
+
+    def _block(self, span: Span, rows: range, heads: slice) -> None:
+        cache, group = self.request.cache, self.group
+        # Key j is seen by row i where j <= i + ahead.
+        ahead = span.kv_len - span.q_len if self.request.causal else span.kv_len
+        q = self.request.q.tensor[span.start + rows.start : span.start + rows.stop, heads.start * group : heads.stop * group]
+        count = heads.stop - heads.start
+        q = q.to(torch.float32).mul_(self.q_scale).view(len(rows), count, group, -1).transpose(0, 1)
+        q = q.reshape(count, len(rows) * group, -1)
+        state = _State(
+            q.new_full(q.shape[:2], -math.inf), q.new_zeros(q.shape[:2]), q.new_zeros((*q.shape[:2], cache.head_dim_v))
+        )
+        for piece in pieces(min(span.kv_len, rows.stop + ahead), cache.page, self.tiling.keys):
+            k, v = gather(cache, span.page_ids, piece, heads, self.k_space, self.v_space)
+            self._piece(q, k, v, state, rows, piece, ahead)
+        self._store(state, span, rows, heads)
+
+    def _piece(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, state: _State, rows: range, piece: Piece, ahead: int
+    ) -> None:
+        """One piece of keys against all rows of the block, tile by tile."""
+        group, tiling = self.group, self.tiling
+        tile_rows = max(1, tiling.rows // group)
+        tile_heads = max(1, tiling.scores // (tiling.rows * tiling.keys))
+        # The first row that sees anything of this piece; rows are in order, so all after it do.
+        first = max(rows.start, piece.start - ahead)
+        for row in range(first, rows.stop, tile_rows):
+            last = min(row + tile_rows, rows.stop)
+            keys = min(piece.stop, last + ahead) - piece.start
+            hidden = None
+            if piece.start + keys > row + ahead + 1:
+                hidden = self._hidden(range(row, last), range(piece.start, piece.start + keys), ahead, q.device)
+            part = slice((row - rows.start) * group, (last - rows.start) * group)
+            for head in range(0, q.shape[0], tile_heads):
+                heads = slice(head, head + tile_heads)
+                self._tile(q[heads, part], k[heads, :keys], v[heads, :keys], state, heads, part, hidden)
+
+    def _hidden(self, rows: range, keys: range, ahead: int, device: torch.device) -> torch.Tensor:
+        """[rows x group, keys] bool: what the causal mask hides."""
+        row = torch.arange(rows.start, rows.stop, device=device).repeat_interleave(self.group)
+        key = torch.arange(keys.start, keys.stop, device=device)
+        return key[None, :] > row[:, None] + ahead
+
+    def _tile(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        state: _State,
+        heads: slice,
+        part: slice,
+        hidden: torch.Tensor | None,
+    ) -> None:
+        shape = (q.shape[0], q.shape[1], k.shape[1])
+        size = math.prod(shape)
+        if self.scores.numel() < size:
+            self.scores = self._space(size)
+        scores = torch.bmm(q, k.transpose(1, 2), out=self.scores[:size].view(shape))
+        if hidden is not None:
+            scores.masked_fill_(hidden, -math.inf)
+        maximum, total, output = state.maximum[heads, part], state.total[heads, part], state.output[heads, part]
+        # Every row sees the first key of its request, so the maximum is finite (or NaN) from the first piece on.
+        raised = torch.maximum(maximum, scores.amax(-1))
+        weights = scores.sub_(raised.unsqueeze(-1)).exp2_()
+        kept = maximum.sub_(raised).exp2_()
+        total.mul_(kept).add_(weights.sum(-1))
+        output.mul_(kept.unsqueeze(-1))
+        maximum.copy_(raised)
+        if hidden is not None and bool((unusable := v.isnan()).any()):
+            # 0 * NaN is NaN: a hidden token's NaN would reach rows that do not see it.
+            seen = (~hidden).to(torch.float32).expand(shape)
+            output.baddbmm_(weights, v.masked_fill(unusable, 0.0))
+            output.masked_fill_(torch.bmm(seen, unusable.to(torch.float32)) > 0, math.nan)
+        else:
+            output.baddbmm_(weights, v)
+
+    def _store(self, state: _State, span: Span, rows: range, heads: slice) -> None:
+        group, count = self.group, heads.stop - heads.start
+        place = slice(span.start + rows.start, span.start + rows.stop)
+        of_heads = slice(heads.start * group, heads.stop * group)
+        result = state.output.mul_((self.v_scale / state.total).unsqueeze(-1))
+        target = self.out[place, of_heads].view(len(rows), count, group, -1)
+        target.copy_(result.view(count, len(rows), group, -1).transpose(0, 1))
+        if self.lse is not None:
+            natural = state.maximum.add_(state.total.log2()).mul_(LN_2)
+            self.lse[of_heads, place].view(count, group, len(rows)).copy_(natural.view(count, len(rows), group).transpose(1, 2))

@@ -1,0 +1,1 @@
+"""Causal FP8 paged prefill for gfx950."""

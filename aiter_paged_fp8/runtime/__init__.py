@@ -1,0 +1,1 @@
+"""Running native kernels: which executors can run here, compiling, caching and launching."""

@@ -1,0 +1,75 @@
+"""Which executors exist, what they can do, and what each needs from the machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import metadata
+from importlib.util import find_spec
+from typing import Protocol
+
+import torch
+
+#: The oldest FlyDSL whose stable API has every operation that the kernel uses.
+OLDEST_FLYDSL = (0, 4, 1)
+
+
+@dataclass(frozen=True)
+class Executor:
+    """One way to run a call.
+
+    Attributes
+    ----------
+    name, path : str
+        As in a Plan.
+    captures : bool
+        Whether a call can be recorded into a graph and replayed.
+    """
+
+    name: str
+    path: str
+    captures: bool
+
+
+EXECUTORS = (
+    Executor("gpu", "paged", captures=True),
+    Executor("emulator", "paged", captures=True),
+    Executor("torch", "dense", captures=False),
+)
+
+
+class Queue(Protocol):
+    """Everything that a call does to memory, in the order in which it was asked for.
+
+    Two implementations: a torch stream on a GPU, and the emulator's queue. What was handed to a queue is kept alive until it has run.
+    """
+
+    def copy(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        """Copy a strided tensor into a packed one of the same shape."""
+
+    def fill(self, target: torch.Tensor, value: float) -> None:
+        """Set every element."""
+
+
+@lru_cache(maxsize=1)
+def flydsl_version() -> str | None:
+    """Version of the installed FlyDSL, without importing it; None where there is none."""
+    if find_spec("flydsl") is None:
+        return None
+    try:
+        return metadata.version("flydsl")
+    except metadata.PackageNotFoundError:
+        return "unknown"
+
+
+@lru_cache(maxsize=1)
+def flydsl_missing() -> str | None:
+    """Why FlyDSL can't serve here; None where it can."""
+    found = flydsl_version()
+    oldest = ".".join(map(str, OLDEST_FLYDSL))
+    if found is None:
+        return f"FlyDSL is not installed (pip install 'flydsl>={oldest}')"
+    numbers = tuple(int(part) for part in found.split(".")[:3] if part.isdigit())
+    if numbers and numbers < OLDEST_FLYDSL:
+        return f"FlyDSL {found} is too old, the kernel needs {oldest} or later"
+    return None
