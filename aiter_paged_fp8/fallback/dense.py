@@ -110,11 +110,9 @@ class _Work:
         # Base 2 throughout: exp2 of (score * log2 e) is exp of the score, and costs one multiplication of q instead of one of the scores.
         self.q_scale = (scales.q.reshape(()) * scales.k.reshape(())) * (scales.softmax * LOG2_E)
         self.v_scale = scales.v.reshape(())
-        keys = min(tiling.keys, max(request.max_seqlen_k, cache.page if cache.page < tiling.keys else 1))
         self.heads = max(1, min(cache.kv_heads, tiling.state // (tiling.keys * max(cache.head_dim, cache.head_dim_v))))
-        padded = -(-keys // 16) * 16
-        self.k_space = self._space(self.heads * padded * cache.head_dim)
-        self.v_space = self._space(self.heads * padded * cache.head_dim_v)
+        self.k_space = self._space(self.heads * tiling.keys * cache.head_dim)
+        self.v_space = self._space(self.heads * tiling.keys * cache.head_dim_v)
         self.scores = self._space(0)
         # Tokens of q per block: as many as the state has room for, but at least one.
         width = self.heads * self.group * (cache.head_dim + cache.head_dim_v)

@@ -1,0 +1,291 @@
+"""Inputs, poison, canaries and comparison, shared by the tests of the public function.
+
+A `Case` is a value that says what a call looks like; `build` draws fresh tensors from its seed, with every byte that must not matter poisoned.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+from typing import Any
+
+import torch
+
+from aiter_paged_fp8 import Call, flydsl_flash_attn_paged_prefill_func, record, use_options
+from aiter_paged_fp8.reference import paged_attention
+
+#: Executors that every behavioural test runs on. A new one joins by its name.
+EXECUTORS = ("torch",)
+#: Those that can record a call into a graph.
+CAPTURING: tuple[str, ...] = ()
+
+E4M3 = torch.float8_e4m3fn
+NAN_BYTE, MAX_BYTE = 0x7F, 0x7E
+LAYOUTS = ("slots", "linear", "vectorized")
+#: A float32 sum of products, relative to the size of its row: 16 units in the last place.
+FLOAT32_CANCELLATION = 2.0**-20
+PATHS = {"torch": "dense", "emulator": "paged", "gpu": "paged"}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call. ``page`` is 1 for slots; ``breaks`` says the one thing that this case can break."""
+
+    q_lens: Sequence[int]
+    kv_lens: Sequence[int]
+    heads: int = 4
+    kv_heads: int = 2
+    dim: int = 128
+    dim_v: int = 128
+    layout: str = "vectorized"
+    page: int = 64
+    table: str = "block"
+    causal: bool = True
+    descales: tuple[float, float, float] = (0.5, 1.5, 2.0)
+    softmax_scale: float | None = None
+    deviation: float = 1.0
+    tail_byte: int = NAN_BYTE
+    interleaved: bool = False
+    spare_pages: int = 3
+    cu_start: int = 0
+    seed: int = 0
+    breaks: str = ""
+
+    def __str__(self) -> str:
+        return self.breaks.replace(" ", "-") or (
+            f"{self.layout}{self.page}-{self.table}-{self.dim}x{self.dim_v}-h{self.heads}x{self.kv_heads}"
+            f"-q{'_'.join(map(str, self.q_lens))}-kv{'_'.join(map(str, self.kv_lens))}{'' if self.causal else '-full'}"
+        )
+
+
+@dataclass
+class Built:
+    """Tensors of a case, and what the reference needs to know of them."""
+
+    case: Case
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    cu: list[int]
+    page_ids: list[list[int]]
+    out: torch.Tensor
+    lse: torch.Tensor
+    _guards: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
+
+    @property
+    def q(self) -> torch.Tensor:
+        return self.args[0]
+
+    def reference(self, dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, torch.Tensor]:
+        case = self.case
+        q, k, v = self.args[:3]
+        names = ("q_descale", "k_descale", "v_descale")
+        scales = {name: float(self.kwargs[name]) for name in names}
+        return paged_attention(
+            q.cpu(),
+            k.cpu(),
+            v.cpu(),
+            self.cu,
+            self.page_ids,
+            list(case.kv_lens),
+            softmax_scale=self.kwargs.get("softmax_scale"),
+            causal=case.causal,
+            dtype=dtype,
+            **scales,
+        )
+
+    def poison(self) -> None:
+        """Fill outputs with a pattern that no result has, and the memory around them with canaries."""
+        for whole, _ in self._guards:
+            whole.view(torch.uint8).fill_(0xA5)
+
+    def check_canaries(self) -> None:
+        for whole, mask in self._guards:
+            around = whole.view(torch.uint8)[mask]
+            assert bool((around == 0xA5).all()), "bytes outside of an output, or of an inactive row, were written"
+
+
+def guarded(shape: Sequence[int], dtype: torch.dtype, device: str = "cpu") -> tuple[torch.Tensor, torch.Tensor]:
+    """A contiguous tensor in the middle of a larger allocation; returns (tensor, the whole allocation)."""
+    pad = 64
+    size = math.prod(shape)
+    whole = torch.empty(size + 2 * pad, dtype=dtype, device=device)
+    return whole[pad : pad + size].view(*shape), whole
+
+
+def fp8(shape: Sequence[int], generator: torch.Generator, deviation: float = 1.0) -> torch.Tensor:
+    """Normal values as e4m3."""
+    return (torch.randn(*shape, generator=generator) * deviation).to(E4M3)
+
+
+def scatter(
+    case: Case, tokens: torch.Tensor, page_ids: list[list[int]], pages: int, is_key: bool, dim: int
+) -> torch.Tensor:
+    """A cache that holds ``tokens`` [sum(kv_lens), Hkv, dim] at the places that the page table names, poison elsewhere.
+
+    Written by coordinates of the documented shapes, so that no address formula of the package is involved.
+    """
+    heads, page = case.kv_heads, case.page
+    if case.layout == "slots":
+        shape: tuple[int, ...] = (pages, heads, dim)
+    elif case.layout == "linear":
+        shape = (pages, page, heads, dim)
+    elif is_key:
+        shape = (pages, heads, dim // 16, page, 16)
+    else:
+        shape = (pages, heads, page // 16, dim, 16)
+    gap = 2 if case.interleaved else 1
+    cache = torch.full((pages, gap, *shape[1:]), case.tail_byte, dtype=torch.uint8)[:, 0]
+    at = 0
+    source = tokens.view(torch.uint8)
+    for ids, length in zip(page_ids, case.kv_lens, strict=True):
+        position = torch.arange(length)
+        where = torch.tensor(ids, dtype=torch.long)[position // page] if length else position
+        slot = position % page
+        rows = source[at : at + length]
+        if case.layout == "slots":
+            cache[where] = rows
+        elif case.layout == "linear":
+            cache[where, slot] = rows
+        elif is_key:
+            cache[where, :, :, slot] = rows.view(length, heads, dim // 16, 16)
+        else:
+            cache[where, :, slot // 16, :, slot % 16] = rows
+        at += length
+    return cache.view(E4M3)
+
+
+def build(case: Case) -> Built:
+    """Fresh tensors of a case. Pages of a request are scattered; the seed is printed so that a failure can be repeated."""
+    print(f"seed {case.seed}: {case}")
+    generator = torch.Generator().manual_seed(case.seed)
+    counts = [-(-length // case.page) for length in case.kv_lens]
+    used = sum(counts)
+    pages = used + case.spare_pages
+    order = torch.randperm(pages, generator=generator).tolist()
+    page_ids, at = [], 0
+    for count in counts:
+        page_ids.append(order[at : at + count])
+        at += count
+    total = sum(case.kv_lens)
+    keys = fp8((total, case.kv_heads, case.dim), generator, case.deviation)
+    vals = fp8((total, case.kv_heads, case.dim_v), generator)
+    k = scatter(case, keys, page_ids, pages, True, case.dim)
+    v = scatter(case, vals, page_ids, pages, False, case.dim_v)
+    cu = [case.cu_start + offset for offset in accumulate(case.q_lens, initial=0)]
+    total_q = cu[-1] + case.cu_start  # as many rows that belong to nobody behind as before
+    q = fp8((total_q, case.heads, case.dim), generator)
+    q.view(torch.uint8)[: cu[0]] = NAN_BYTE
+    q.view(torch.uint8)[cu[-1] :] = NAN_BYTE
+    kwargs = table_args(case, page_ids, wild=pages + 7)
+    for name, number in zip(("q_descale", "k_descale", "v_descale"), case.descales, strict=True):
+        kwargs[name] = torch.tensor([number])
+    kwargs["causal"] = case.causal
+    if case.softmax_scale is not None:
+        kwargs["softmax_scale"] = case.softmax_scale
+    out, out_whole = guarded((total_q, case.heads, case.dim_v), torch.bfloat16)
+    lse, lse_whole = guarded((case.heads, total_q), torch.float32)
+    args = (q, k, v, torch.tensor(cu, dtype=torch.int32), max([*case.q_lens, 0]), max([*case.kv_lens, 0]))
+    built = Built(case, args, kwargs, cu, page_ids, out, lse)
+    for tensor, whole, rows in ((out, out_whole, 0), (lse, lse_whole, 1)):
+        mask = torch.ones(whole.view(torch.uint8).shape, dtype=torch.bool)
+        start = tensor.storage_offset() * tensor.element_size()
+        inside = mask[start : start + tensor.numel() * tensor.element_size()]
+        # Rows of requests are for the numerical comparison; all other bytes are for the canary.
+        inside = inside.view(*tensor.shape[:-1], -1) if tensor.numel() else inside
+        if tensor.numel() and rows == 0:
+            inside[cu[0] : cu[-1]] = False
+        elif tensor.numel():
+            inside[:, cu[0] * 4 : cu[-1] * 4] = False
+        built._guards.append((whole, mask))
+    built.poison()
+    return built
+
+
+def table_args(case: Case, page_ids: list[list[int]], wild: int) -> dict[str, Any]:
+    """Block table or CSR tensors; entries that no request uses are wild."""
+    lens = torch.tensor(case.kv_lens, dtype=torch.int32)
+    if case.table == "block":
+        columns = max([-(-length // case.page) for length in case.kv_lens] + [0]) + 2
+        table = torch.full((len(page_ids), columns), wild, dtype=torch.int32)
+        for row, ids in enumerate(page_ids):
+            table[row, : len(ids)] = torch.tensor(ids, dtype=torch.int32)
+        return {"block_table": table, "seqlen_k": lens}
+    flat = [wild, *[page for ids in page_ids for page in ids], wild]
+    counts = [len(ids) for ids in page_ids]
+    indptr = torch.tensor(list(accumulate(counts, initial=1)), dtype=torch.int32)
+    args = {"kv_indptr": indptr, "kv_page_indices": torch.tensor(flat, dtype=torch.int32)}
+    if case.page > 1 or case.table == "csr_last":
+        last = [(length - 1) % case.page + 1 if length else wild for length in case.kv_lens]
+        args["kv_last_page_lens"] = torch.tensor(last, dtype=torch.int32)
+    return args
+
+
+def run(built: Built, executor: str, **changes: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Call the public function on one executor, with LSE, into poisoned outputs; assert that this executor ran it."""
+    kwargs = {"out": built.out, "lse": built.lse, "return_lse": True, **built.kwargs, **changes}
+    with use_options(executor=executor), record() as calls:
+        out, lse = flydsl_flash_attn_paged_prefill_func(*built.args, **kwargs)
+    assert_ran(calls, executor)
+    return out, lse
+
+
+def assert_ran(calls: list[Call], executor: str) -> None:
+    """Exactly one call, on the path and executor that were asked for; a native one executed instructions."""
+    assert len(calls) == 1
+    (call,) = calls
+    assert (call.plan.path, call.plan.executor) == (PATHS[executor], executor)
+    if call.plan.path == "paged":
+        assert call.launches and all(launch.instructions != 0 for launch in call.launches)
+
+
+def bf16_ulp(values: torch.Tensor) -> torch.Tensor:
+    """Distance between neighbouring bf16 numbers (8 significant bits) at each value."""
+    _, exponent = torch.frexp(values.abs().clamp(min=torch.finfo(torch.bfloat16).tiny))
+    return torch.ldexp(torch.ones_like(values), exponent - 8)
+
+
+def compare(built: Built, out: torch.Tensor, lse: torch.Tensor, executor: str) -> None:
+    """Active rows numerically against float64, inactive rows and everything around the outputs exactly."""
+    expected, expected_lse = built.reference()
+    rows = slice(built.cu[0], built.cu[-1])
+    compare_out(out[rows], expected[rows], executor)
+    compare_lse(lse[:, rows], expected_lse[:, rows], executor)
+    built.check_canaries()
+
+
+def compare_out(out: torch.Tensor, expected: torch.Tensor, executor: str) -> None:
+    """Gates of the executor: one bf16 ulp for the fallback; NaN and zero rows exactly for all."""
+    out = out.double()
+    assert torch.equal(out.isnan(), expected.isnan()), "NaN in the wrong elements"
+    blind = (expected == 0).all(-1)
+    assert bool((out[blind] == 0).all()), "rows that see no key are not 0"
+    out, expected = out.nan_to_num(0.0), expected.nan_to_num(0.0)
+    if executor == "torch":
+        rounded = expected.to(torch.bfloat16).double()
+        # Where weighted values cancel to less than float32 can resolve of their sum, a bf16 ulp of the remainder is finer than float32.
+        resolution = FLOAT32_CANCELLATION * expected.square().mean(-1, keepdim=True).sqrt()
+        error = (out - rounded).abs() / torch.maximum(bf16_ulp(rounded), resolution)
+        assert float(error.max() if error.numel() else 0) <= 1.0
+        return
+    if expected.norm():
+        assert float((out - expected).norm() / expected.norm()) <= 0.035
+    seen = ~blind
+    if bool(seen.any()):
+        assert float(torch.cosine_similarity(out[seen], expected[seen], dim=-1).min()) >= 0.998
+
+
+def compare_lse(lse: torch.Tensor, expected: torch.Tensor, executor: str) -> None:
+    """-inf and NaN exactly; elsewhere within the executor's gate times max(1, |LSE|)."""
+    lse = lse.double()
+    assert torch.equal(lse == -math.inf, expected == -math.inf), "-inf in the wrong rows"
+    assert torch.equal(lse.isnan(), expected.isnan()), "NaN in the wrong rows"
+    finite = expected.isfinite()
+    gate = 2e-6 if executor == "torch" else 1e-4
+    error = (lse - expected)[finite].abs() / expected[finite].abs().clamp(min=1.0)
+    assert float(error.max() if error.numel() else 0) <= gate
+
+
+def with_seed(case: Case, seed: int) -> Case:
+    return replace(case, seed=seed)
