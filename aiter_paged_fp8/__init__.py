@@ -1,6 +1,7 @@
 """FP8 attention over paged KV caches.
 
-The public names are loaded on first use, so that importing the package costs next to nothing and brings in neither FlyDSL nor Triton.
+The public names are loaded on first use, so that importing the package costs next to nothing and brings in neither
+FlyDSL nor Triton.
 """
 
 from __future__ import annotations
@@ -26,7 +27,23 @@ _HOMES = {
     "use_executor": "options",
 }
 
-__all__ = sorted([*_HOMES, "__version__"])
+__all__ = [
+    "Call",
+    "Code",
+    "Launch",
+    "Options",
+    "Plan",
+    "Support",
+    "__version__",
+    "flydsl_flash_attn_batch_prefill_func",
+    "flydsl_flash_attn_paged_prefill_func",
+    "flydsl_flash_attn_paged_prefill_preload",
+    "flydsl_flash_attn_paged_prefill_supported",
+    "plan",
+    "record",
+    "use_executor",
+    "use_options",
+]
 
 if TYPE_CHECKING:
     from .api import (

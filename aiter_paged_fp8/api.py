@@ -50,16 +50,18 @@ def flydsl_flash_attn_paged_prefill_func(
 ) -> Result:
     """FP8 attention of packed variable-length queries over a paged KV cache.
 
-    Request b owns rows ``cu_seqlens_q[b]`` to ``cu_seqlens_q[b + 1]`` of q and the tokens that its part of the page table names:
-    ``out = softmax(q k^T * q_descale * k_descale * softmax_scale) v * v_descale``, causal with the diagonal at the bottom right.
+    Request b owns rows ``cu_seqlens_q[b]`` to ``cu_seqlens_q[b + 1]`` of q and the tokens that its part of the page
+    table names: ``out = softmax(q k^T * q_descale * k_descale * softmax_scale) v * v_descale``, causal with the
+    diagonal at the bottom right.
 
     Parameters
     ----------
     q : torch.Tensor
         [total_q, Hq, D] float8_e4m3fn; any strides.
     k, v : torch.Tensor
-        float8_e4m3fn. Linear slots [slots, Hkv, D] and [slots, Hkv, Dv]; linear pages [pages, page, Hkv, D] and [pages, page, Hkv, Dv]; or
-        vectorized pages, K [pages, Hkv, D/16, page, 16] and V [pages, Hkv, page/16, Dv, 16]. The stride between pages is free.
+        float8_e4m3fn. Linear slots [slots, Hkv, D] and [slots, Hkv, Dv]; linear pages [pages, page, Hkv, D] and
+        [pages, page, Hkv, Dv]; or vectorized pages, K [pages, Hkv, D/16, page, 16] and V [pages, Hkv, page/16, Dv,
+        16]. The stride between pages is free.
     cu_seqlens_q : torch.Tensor
         [B + 1] int32, row offsets of the requests. Need not start at 0; rows outside are neither read nor written.
     max_seqlen_q, max_seqlen_k : int
@@ -67,8 +69,9 @@ def flydsl_flash_attn_paged_prefill_func(
     block_table, seqlen_k : torch.Tensor, optional
         [B, >= ceil(max_seqlen_k / page)] int32 page ids and [B] int32 lengths in tokens, together.
     kv_indptr, kv_page_indices, kv_last_page_lens : torch.Tensor, optional
-        CSR: [B + 1], 1-D and [B] int32. Request b has the n pages between its offsets and (n - 1) * page + last tokens. Last lengths are
-        optional at page 1; one outside [0, page] counts as its nearest bound. Ignored beside a block table.
+        CSR: [B + 1], 1-D and [B] int32. Request b has the n pages between its offsets and (n - 1) * page + last
+        tokens. Last lengths are optional at page 1; one outside [0, page] counts as its nearest bound. Ignored beside
+        a block table.
     q_descale, k_descale, v_descale : torch.Tensor
         float32, one element each: real = fp8 * descale.
     softmax_scale : float, optional
@@ -96,7 +99,8 @@ def flydsl_flash_attn_paged_prefill_func(
     TypeError, ValueError
         For a bad argument, named in the message; nothing has been written then.
     NotImplementedError
-        For a valid call that neither the kernel nor the fallback serves, inputs that require grad, caches that would have to be copied.
+        For a valid call that neither the kernel nor the fallback serves, inputs that require grad, caches that would
+        have to be copied.
     RuntimeError
         Where a forced executor can't serve the call.
 
@@ -210,7 +214,8 @@ def flydsl_flash_attn_paged_prefill_supported(*args: Any, arch: str | None = Non
 def flydsl_flash_attn_paged_prefill_preload(*args: Any, arch: str | None = None, **kwargs: Any) -> Plan:
     """Compile what a call with these arguments will need, so that the call itself compiles nothing.
 
-    Executes nothing and touches no buffer; meta tensors and machines without the GPU will do. The dense fallback has nothing to compile.
+    Executes nothing and touches no buffer; meta tensors and machines without the GPU will do. The dense fallback has
+    nothing to compile.
 
     Returns
     -------
@@ -254,20 +259,23 @@ def flydsl_flash_attn_batch_prefill_func(
     Parameters
     ----------
     q, k, v, ...
-        The argument list of AITER's function (its main branch of 2026-08), with the meanings of `flydsl_flash_attn_paged_prefill_func`.
-        Results are always deterministic. One query per request (``max_seqlen_q == 1``) sees all its keys, causal or not.
+        The argument list of AITER's function (its main branch of 2026-08), with the meanings of
+        `flydsl_flash_attn_paged_prefill_func`. Results are always deterministic. One query per request
+        (``max_seqlen_q == 1``) sees all its keys, causal or not.
 
     Returns
     -------
     out, (out, lse) or None
-        None where the caller must go on to its own backend: dropout, soft cap, window, ALiBi, sink, block descales, attention
-        probabilities, tensors that are not fp8 or come without descales, CSR pages without last-page lengths, or a call that would not take
-        the native path. A forced executor (`use_options`) that isn't ``auto`` serves the call, by the dense path too.
+        None where the caller must go on to its own backend: dropout, soft cap, window, ALiBi, sink, block descales,
+        attention probabilities, tensors that are not fp8 or come without descales, CSR pages without last-page
+        lengths, or a call that would not take the native path. A forced executor (`use_options`) that isn't ``auto``
+        serves the call, by the dense path too.
 
     Raises
     ------
     TypeError, ValueError, NotImplementedError, RuntimeError
-        As `flydsl_flash_attn_paged_prefill_func`, for calls that ask for none of the features above. Kernel errors propagate.
+        As `flydsl_flash_attn_paged_prefill_func`, for calls that ask for none of the features above. Kernel errors
+        propagate.
     """
     if (
         dropout_p

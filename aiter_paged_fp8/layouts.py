@@ -3,10 +3,12 @@
 Two families of layouts exist in serving engines, and a cache is a value of one of these two classes:
 
 ``Linear``
-    K ``[pages, page, Hkv, D]``, V ``[pages, page, Hkv, Dv]``. A pool of slots ``[slots, Hkv, D]`` is the same with pages of one token.
+    K ``[pages, page, Hkv, D]``, V ``[pages, page, Hkv, Dv]``. A pool of slots ``[slots, Hkv, D]`` is the same with
+    pages of one token.
 ``Vectorized``
-    K ``[pages, Hkv, D/x, page, x]``, V ``[pages, Hkv, page/x, Dv, x]`` with packs of ``x = 16`` fp8 elements (16 bytes): K is contiguous
-    along the head dim inside a pack, V along the tokens. AITER's vectorized_5d and vLLM's SHUFFLE cache.
+    K ``[pages, Hkv, D/x, page, x]``, V ``[pages, Hkv, page/x, Dv, x]`` with packs of ``x = 16`` fp8 elements (16
+    bytes): K is contiguous along the head dim inside a pack, V along the tokens. AITER's vectorized_5d and vLLM's
+    SHUFFLE cache.
 
 Inside a page everything is packed; the stride from page to page is free, and K's and V's may differ.
 """
@@ -100,7 +102,8 @@ class Vectorized(_Cache):
         return self.k[:, heads, :, slots]
 
     def v_part(self, heads: slice, slots: slice) -> torch.Tensor:
-        """V of some heads and some slots of every page, pages first: a view. Slots start and end at multiples of a pack."""
+        """V of some heads and some slots of every page, pages first: a view. Slots start and end at multiples of a
+        pack."""
         return self.v[:, heads, slots.start // PACK : slots.stop // PACK]
 
     def k_by_head(self, part: torch.Tensor) -> torch.Tensor:

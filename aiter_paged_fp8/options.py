@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .planner import Plan
 
-#: Every executor that can be asked for. ``auto`` takes the native kernel where it applies and the dense fallback elsewhere.
+#: Every executor that can be asked for. ``auto`` takes the native kernel where it applies and the dense fallback
+#: elsewhere.
 EXECUTORS = ("auto", "gpu", "emulator", "torch")
 
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off", "")
@@ -120,7 +121,8 @@ def use_executor(name: str) -> Iterator[Options]:
 
 @dataclass(frozen=True)
 class Launch:
-    """One kernel launch: its name, whether it was compiled for this call, and the instructions executed where emulated."""
+    """One kernel launch: its name, whether it was compiled for this call, and the instructions executed where
+    emulated."""
 
     kernel: str
     compiled: bool

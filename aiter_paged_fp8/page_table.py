@@ -1,7 +1,8 @@
 """Block table or CSR: one view of both.
 
-The only device-to-host read of the fallback happens here, in one transfer: query offsets and lengths. Page ids stay on the device.
-Whatever these tensors hold, the spans made from them stay inside q, inside the page table, and within ``max_seqlen_k``.
+The only device-to-host read of the fallback happens here, in one transfer: query offsets and lengths. Page ids stay
+on the device. Whatever these tensors hold, the spans made from them stay inside q, inside the page table, and within
+``max_seqlen_k``.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ class Csr(NamedTuple):
     def rows(self, parts: Sequence[list[int]], page: int) -> list[tuple[torch.Tensor, int]]:
         """Per request: the page ids that it may use, and its length as stated.
 
-        The length is ``(n - 1) * page + last`` for n pages, 0 for none. A last-page length outside [0, page] counts as its nearest bound.
+        The length is ``(n - 1) * page + last`` for n pages, 0 for none. A last-page length outside [0, page] counts
+        as its nearest bound.
         """
         used = self.kv_page_indices.shape[0]
         bounds = [min(max(bound, 0), used) for bound in parts[0]]
@@ -60,7 +62,8 @@ Table = BlockTable | Csr
 
 
 class Span(NamedTuple):
-    """One request, clamped: rows [start, start + q_len) of q against the first kv_len tokens of the pages in ``page_ids``."""
+    """One request, clamped: rows [start, start + q_len) of q against the first kv_len tokens of the pages in
+    ``page_ids``."""
 
     start: int
     q_len: int
@@ -94,7 +97,8 @@ def spans(
     Returns
     -------
     list of Span
-        One per request. Lengths are 0 where the cache has no page at all. Page ids are not clamped: their reader does that.
+        One per request. Lengths are 0 where the cache has no page at all. Page ids are not clamped: their reader does
+        that.
     """
     cu, *parts = to_host((cu_seqlens_q, *table.host_parts()))
     starts = [min(max(offset, 0), total_q) for offset in cu]

@@ -85,7 +85,9 @@ def device_arch(device: torch.device) -> str:
         For a meta device, which has none.
     """
     if device.type == "meta":
-        raise ValueError("arch: got None with meta tensors; accepted: an architecture such as 'gfx950', since they have no device")
+        raise ValueError(
+            "arch: got None with meta tensors; accepted: an architecture such as 'gfx950', since they have no device"
+        )
     if device.type != "cuda":
         return device.type
     properties = torch.cuda.get_device_properties(device)

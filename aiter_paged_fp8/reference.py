@@ -1,6 +1,7 @@
 """Attention over a paged KV cache, written for reading. Slow, and independent of everything else in the package.
 
-It imports nothing of the rest and computes addresses, lengths and fp8 values by formulas of its own, so that it can be wrong only alone.
+It imports nothing of the rest and computes addresses, lengths and fp8 values by formulas of its own, so that it can
+be wrong only alone.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import torch
 def e4m3_values(dtype: torch.dtype = torch.float64) -> torch.Tensor:
     """The value of each of the 256 e4m3 bit patterns (OCP 8-bit floating point specification, 1.0, table 1).
 
-    One sign bit, four exponent bits with bias 7, three mantissa bits; exponent 0 is subnormal; S.1111.111 is NaN; there is no infinity.
+    One sign bit, four exponent bits with bias 7, three mantissa bits; exponent 0 is subnormal; S.1111.111 is NaN;
+    there is no infinity.
     """
     values = []
     for bits in range(256):
@@ -36,7 +38,8 @@ def _flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _row(cache: torch.Tensor, flat: torch.Tensor, is_key: bool, page: int, slot: int, head: int) -> torch.Tensor:
-    """The bytes of one token of one head, in the order of the head dim: the address formula of each layout, spelled out."""
+    """The bytes of one token of one head, in the order of the head dim: the address formula of each layout, spelled
+    out."""
     page_stride = cache.stride(0)
     if cache.dim() == 3:  # [slots, Hkv, D]: the page is the slot
         dim = cache.shape[2]
@@ -99,7 +102,8 @@ def paged_attention(
     out : torch.Tensor
         [total_q, Hq, Dv] of ``dtype``; 0 in rows that see no key, NaN in rows that belong to no request.
     lse : torch.Tensor
-        [Hq, total_q] of ``dtype``, natural logarithm; -inf in rows that see no key, NaN in rows that belong to no request.
+        [Hq, total_q] of ``dtype``, natural logarithm; -inf in rows that see no key, NaN in rows that belong to no
+        request.
 
     Examples
     --------

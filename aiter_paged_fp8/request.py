@@ -1,7 +1,7 @@
 """One immutable, validated description of a call. Every error message about an argument is made here, and nowhere else.
 
-`describe` reads metadata only: shapes, dtypes, devices and strides. It is legal on meta tensors and during graph capture. `check_metadata`
-reads contents, and runs only where the caller asked for it.
+`describe` reads metadata only: shapes, dtypes, devices and strides. It is legal on meta tensors and during graph
+capture. `check_metadata` reads contents, and runs only where the caller asked for it.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import torch
 from .layouts import PACK, Cache, Linear, Vectorized
 from .page_table import BlockTable, Csr, Table, to_host
 
-# The values of a request are named tuples, built by the tuple's own constructor: a frozen dataclass takes 0.3 microseconds a field to build,
-# which for one call would be more than all of its checks.
+# The values of a request are named tuples, built by the tuple's own constructor: a frozen dataclass takes 0.3
+# microseconds a field to build, which for one call would be more than all of its checks.
 _value = tuple.__new__
 
 E4M3, BFLOAT16, FLOAT32, INT32 = torch.float8_e4m3fn, torch.bfloat16, torch.float32, torch.int32
@@ -167,7 +167,9 @@ def _cache(k: torch.Tensor, v: torch.Tensor, q_heads: int, head_dim: int) -> Cac
         if pack != PACK:
             _refuse(ValueError, "k", _shape(k), f"a last dim of {PACK} fp8 elements in the vectorized layout")
         if page % PACK:
-            _refuse(ValueError, "k", f"pages of {page} tokens, {_shape(k)}", f"multiples of {PACK} tokens if vectorized")
+            _refuse(
+                ValueError, "k", f"pages of {page} tokens, {_shape(k)}", f"multiples of {PACK} tokens if vectorized"
+            )
         page_v = packs_v * PACK if pack_v == PACK else -1
     elif dims == 4:
         pages, page, heads, dim = ks
@@ -207,7 +209,9 @@ def _block_table(
     return _value(BlockTable, (block_table, seqlen_k))
 
 
-def _csr(batch: int, page: int, device: torch.device, kv_indptr: Any, kv_page_indices: Any, kv_last_page_lens: Any) -> Csr:
+def _csr(
+    batch: int, page: int, device: torch.device, kv_indptr: Any, kv_page_indices: Any, kv_last_page_lens: Any
+) -> Csr:
     if kv_indptr is None and kv_page_indices is None:
         accepted = "block_table with seqlen_k, or kv_indptr with kv_page_indices"
         _refuse(ValueError, "block_table", "neither a block table nor kv_indptr", accepted)
@@ -228,9 +232,7 @@ def _csr(batch: int, page: int, device: torch.device, kv_indptr: Any, kv_page_in
     return _value(Csr, (kv_indptr, kv_page_indices, kv_last_page_lens))
 
 
-def _output(
-    name: str, value: Any, dtype: torch.dtype, device: torch.device, shape: tuple[int, ...], dims: str
-) -> None:
+def _output(name: str, value: Any, dtype: torch.dtype, device: torch.device, shape: tuple[int, ...], dims: str) -> None:
     if not isinstance(value, Tensor) or value.dtype is not dtype or value.device != device or value.requires_grad:
         _refuse_tensor(name, value, dtype, device, dims)
     if value.shape != shape:
@@ -439,7 +441,11 @@ def check_metadata(request: Request) -> None:
         if bad.numel():
             at = int(bad[0])
             _wild(name, i, pages_used.start + at, int(ids[at]), f"a page id of 0 to {cache.pages - 1}")
-    for name, descale in (("q_descale", request.scales.q), ("k_descale", request.scales.k), ("v_descale", request.scales.v)):
+    for name, descale in (
+        ("q_descale", request.scales.q),
+        ("k_descale", request.scales.k),
+        ("v_descale", request.scales.v),
+    ):
         number = float(descale)
         if not math.isfinite(number):
             raise ValueError(f"{name}: got {number} at position 0, for every request; accepted: a finite number")

@@ -1,6 +1,7 @@
 """Inputs, poison, canaries and comparison, shared by the tests of the public function.
 
-A `Case` is a value that says what a call looks like; `build` draws fresh tensors from its seed, with every byte that must not matter poisoned.
+A `Case` is a value that says what a call looks like; `build` draws fresh tensors from its seed, with every byte that
+must not matter poisoned.
 """
 
 from __future__ import annotations
@@ -157,7 +158,8 @@ def scatter(
 
 
 def build(case: Case) -> Built:
-    """Fresh tensors of a case. Pages of a request are scattered; the seed is printed so that a failure can be repeated."""
+    """Fresh tensors of a case. Pages of a request are scattered; the seed is printed so that a failure can be
+    repeated."""
     print(f"seed {case.seed}: {case}")
     generator = torch.Generator().manual_seed(case.seed)
     counts = [-(-length // case.page) for length in case.kv_lens]
@@ -264,7 +266,8 @@ def compare_out(out: torch.Tensor, expected: torch.Tensor, executor: str) -> Non
     out, expected = out.nan_to_num(0.0), expected.nan_to_num(0.0)
     if executor == "torch":
         rounded = expected.to(torch.bfloat16).double()
-        # Where weighted values cancel to less than float32 can resolve of their sum, a bf16 ulp of the remainder is finer than float32.
+        # Where weighted values cancel to less than float32 can resolve of their sum, a bf16 ulp of the remainder is
+        # finer than float32.
         resolution = FLOAT32_CANCELLATION * expected.square().mean(-1, keepdim=True).sqrt()
         error = (out - rounded).abs() / torch.maximum(bf16_ulp(rounded), resolution)
         assert float(error.max() if error.numel() else 0) <= 1.0

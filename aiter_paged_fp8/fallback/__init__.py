@@ -1,1 +1,2 @@
-"""Dense FP8 attention where the native kernel doesn't apply: pages are gathered in bounded pieces and attended densely."""
+"""Dense FP8 attention where the native kernel doesn't apply: pages are gathered in bounded pieces and attended
+densely."""

@@ -1,8 +1,8 @@
 """Dense FP8 attention in torch: online softmax in float32 over pieces of gathered K and V.
 
-For each request, a block of query rows is kept in float32 with its running maximum, row sum and output (the online softmax of Milakov and
-Gimelshein, 2018, in the base-2 domain); K and V pass by in pieces that were gathered and converted once per block. Neither a request's K
-and V nor its scores ever exist as a whole.
+For each request, a block of query rows is kept in float32 with its running maximum, row sum and output (the online
+softmax of Milakov and Gimelshein, 2018, in the base-2 domain); K and V pass by in pieces that were gathered and
+converted once per block. Neither a request's K and V nor its scores ever exist as a whole.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ class Tiling:
     state: int
 
 
-# CPU: a tile of one head is 1 MiB, so that the passes of softmax find it in the second-level cache; state and pieces together stay under 100 MiB.
+# CPU: a tile of one head is 1 MiB, so that the passes of softmax find it in the second-level cache; state and pieces
+# together stay under 100 MiB.
 CPU = Tiling(keys=512, rows=512, scores=1 << 19, state=8 << 20)
 # GPU: tiles large enough to fill the device with one matrix product each; still under 200 MiB in all.
 GPU = Tiling(keys=2048, rows=2048, scores=8 << 20, state=8 << 20)
@@ -52,7 +53,8 @@ GPU = Tiling(keys=2048, rows=2048, scores=8 << 20, state=8 << 20)
 
 @dataclass
 class _State:
-    """Running maximum (base 2), row sum and unnormalised output of a block: [heads, rows], [heads, rows], [heads, rows, Dv]."""
+    """Running maximum (base 2), row sum and unnormalised output of a block: [heads, rows], [heads, rows], [heads,
+    rows, Dv]."""
 
     maximum: torch.Tensor
     total: torch.Tensor
@@ -107,7 +109,8 @@ class _Work:
         cache, scales = request.cache, request.scales
         self.request, self.out, self.lse, self.tiling = request, out, lse, tiling
         self.group = request.q.tensor.shape[1] // cache.kv_heads
-        # Base 2 throughout: exp2 of (score * log2 e) is exp of the score, and costs one multiplication of q instead of one of the scores.
+        # Base 2 throughout: exp2 of (score * log2 e) is exp of the score, and costs one multiplication of q instead
+        # of one of the scores.
         self.q_scale = (scales.q.reshape(()) * scales.k.reshape(())) * (scales.softmax * LOG2_E)
         self.v_scale = scales.v.reshape(())
         self.heads = max(1, min(cache.kv_heads, tiling.state // (tiling.keys * max(cache.head_dim, cache.head_dim_v))))
@@ -138,7 +141,9 @@ class _Work:
         cache, group = self.request.cache, self.group
         # Key j is seen by row i where j <= i + ahead.
         ahead = span.kv_len - span.q_len if self.request.causal else span.kv_len
-        q = self.request.q.tensor[span.start + rows.start : span.start + rows.stop, heads.start * group : heads.stop * group]
+        q = self.request.q.tensor[
+            span.start + rows.start : span.start + rows.stop, heads.start * group : heads.stop * group
+        ]
         count = heads.stop - heads.start
         q = q.to(torch.float32).mul_(self.q_scale).view(len(rows), count, group, -1).transpose(0, 1)
         q = q.reshape(count, len(rows) * group, -1)
@@ -218,4 +223,6 @@ class _Work:
         target.copy_(result.view(count, len(rows), group, -1).transpose(0, 1))
         if self.lse is not None:
             natural = state.maximum.add_(state.total.log2()).mul_(LN_2)
-            self.lse[of_heads, place].view(count, group, len(rows)).copy_(natural.view(count, len(rows), group).transpose(1, 2))
+            self.lse[of_heads, place].view(count, group, len(rows)).copy_(
+                natural.view(count, len(rows), group).transpose(1, 2)
+            )

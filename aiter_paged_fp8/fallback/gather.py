@@ -25,7 +25,8 @@ class Piece:
 def pieces(kv_len: int, page: int, tokens: int) -> Iterator[Piece]:
     """Cut a request of ``kv_len`` tokens into pieces of about ``tokens``, each whole pages or a part of one page.
 
-    Parts of a page start and end at multiples of a pack, so that they exist in every layout; ``stop`` alone knows the length.
+    Parts of a page start and end at multiples of a pack, so that they exist in every layout; ``stop`` alone knows the
+    length.
     """
     if page < tokens:
         step = tokens // page
@@ -59,7 +60,8 @@ def gather(
     Returns
     -------
     k, v : torch.Tensor
-        [heads, tokens, D] and [heads, tokens, Dv] float32, views of the workspaces, tokens up to the request's length only.
+        [heads, tokens, D] and [heads, tokens, Dv] float32, views of the workspaces, tokens up to the request's length
+        only.
     """
     ids = page_ids[piece.first : piece.last].clamp(0, cache.pages - 1)
     slots = slice(piece.low, piece.high)

@@ -41,7 +41,8 @@ EXECUTORS = (
 class Queue(Protocol):
     """Everything that a call does to memory, in the order in which it was asked for.
 
-    Two implementations: a torch stream on a GPU, and the emulator's queue. What was handed to a queue is kept alive until it has run.
+    Two implementations: a torch stream on a GPU, and the emulator's queue. What was handed to a queue is kept alive
+    until it has run.
     """
 
     def copy(self, source: torch.Tensor, target: torch.Tensor) -> None:

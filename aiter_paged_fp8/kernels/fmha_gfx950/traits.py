@@ -1,6 +1,7 @@
 """Every number of the native kernel's specialisations. Imports neither FlyDSL nor a GPU.
 
-This file says what the kernel is to serve (`HEAD_DIMS`, `PAGES`) and which of it exists (`BUILT`); plan reads both from here.
+This file says what the kernel is to serve (`HEAD_DIMS`, `PAGES`) and which of it exists (`BUILT`); plan reads both
+from here.
 """
 
 from __future__ import annotations
