@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from itertools import accumulate
+from typing import Any
 
 import torch
 
@@ -35,10 +36,9 @@ def demo(seed: int = 0) -> int:
     torch.manual_seed(seed)
     cu = [0, *accumulate(Q_LENS)]
     q = torch.randn(cu[-1], HEADS, DIM).to(torch.float8_e4m3fn)
-    scales = {"q_descale": 0.5, "k_descale": 0.25, "v_descale": 2.0}
-    print(
-        f"{len(Q_LENS)} requests, query lengths {Q_LENS}, KV lengths {KV_LENS}, {HEADS} heads over {KV_HEADS} KV heads, D = Dv = {DIM}"
-    )
+    scales: dict[str, Any] = {"q_descale": 0.5, "k_descale": 0.25, "v_descale": 2.0}
+    print(f"{len(Q_LENS)} requests, query lengths {Q_LENS}, KV lengths {KV_LENS}")
+    print(f"{HEADS} heads over {KV_HEADS} KV heads, D = Dv = {DIM}")
     print(f"seed {seed}; errors against float64 attention over the same fp8 values\n")
     print("cache            table        path   executor  rel. L2 error  max LSE error   time")
     reason, good = "", True
@@ -52,7 +52,7 @@ def demo(seed: int = 0) -> int:
         block_table = torch.full((len(counts), max(counts)), -1, dtype=torch.int32)
         for row, row_ids in enumerate(rows):
             block_table[row, : len(row_ids)] = torch.tensor(row_ids, dtype=torch.int32)
-        tables = {
+        tables: dict[str, dict[str, Any]] = {
             "block table": {"block_table": block_table, "seqlen_k": torch.tensor(KV_LENS, dtype=torch.int32)},
             "CSR": {
                 "kv_indptr": torch.tensor([0, *accumulate(counts)], dtype=torch.int32),
@@ -61,8 +61,12 @@ def demo(seed: int = 0) -> int:
             },
         }
         for name, table in tables.items():
-            args = (q, k, v, torch.tensor(cu, dtype=torch.int32), max(Q_LENS), max(KV_LENS))
-            kwargs = {**table, **{key: torch.tensor([value]) for key, value in scales.items()}, "return_lse": True}
+            args: Any = (q, k, v, torch.tensor(cu, dtype=torch.int32), max(Q_LENS), max(KV_LENS))
+            kwargs: dict[str, Any] = {
+                **table,
+                **{key: torch.tensor([value]) for key, value in scales.items()},
+                "return_lse": True,
+            }
             chosen = plan(*args, **kwargs)
             start = time.perf_counter()
             out, lse = flydsl_flash_attn_paged_prefill_func(*args, **kwargs)
@@ -73,8 +77,8 @@ def demo(seed: int = 0) -> int:
             same_blind = torch.equal(lse.isfinite(), seen)
             good &= error <= MAX_ERROR and lse_error <= MAX_LSE_ERROR and same_blind
             print(
-                f"{layout:>10} {page:<5} {name:<12} {chosen.path:<6} {chosen.executor:<9} {error:13.2e} {lse_error:14.2e} "
-                f"{elapsed * 1e3:6.1f} ms"
+                f"{layout:>10} {page:<5} {name:<12} {chosen.path:<6} {chosen.executor:<9} "
+                f"{error:13.2e} {lse_error:14.2e} {elapsed * 1e3:6.1f} ms"
             )
             reason = f"{chosen.code}: {chosen.reason}"
     print(f"\nwhy this path: {reason}")

@@ -72,9 +72,8 @@ def doctor() -> int:
         for arch, where in ((None, "here"), (traits.ARCH, f"on {traits.ARCH}")):
             args, kwargs = _call(layout, page, "meta" if arch else device)
             chosen = plan(*args, arch=arch, **kwargs)
-            print(
-                f"  {layout} pages of {page}, {where}: {chosen.path} on {chosen.executor} ({chosen.code}: {chosen.reason})"
-            )
+            print(f"  {layout} pages of {page}, {where}: {chosen.path} on {chosen.executor}")
+            print(f"    {chosen.code}: {chosen.reason}")
     print("\nwhat each executor answers to the vectorized page of 64 here")
     args, kwargs = _call("vectorized", 64, device)
     for name in EXECUTORS:

@@ -74,7 +74,7 @@ def _from_environment() -> Options:
 
 
 # Read once, here: a variable that changes later changes nothing, and no kernel is traced under a moving environment.
-_options: ContextVar[Options] = ContextVar("aiter_paged_fp8_options", default=_from_environment())
+_options: ContextVar[Options] = ContextVar("aiter_paged_fp8_options", default=_from_environment())  # noqa: B039
 
 current_options = _options.get
 

@@ -7,6 +7,7 @@ capture. `check_metadata` reads contents, and runs only where the caller asked f
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from operator import index
 from typing import Any, NamedTuple, NoReturn
 
@@ -106,7 +107,7 @@ def _length(name: str, value: object) -> int:
         came = f"a tensor, {_shape(value)}" if isinstance(value, torch.Tensor) else repr(value)
         _refuse(TypeError, name, came, "an integer (a Python or numpy int; tensors would need a device read)")
     else:
-        number = index(value)  # type: ignore[arg-type]
+        number = index(value)
     if number < 0:
         _refuse(ValueError, name, number, "an integer >= 0")
     return number
@@ -189,7 +190,7 @@ def _cache(k: torch.Tensor, v: torch.Tensor, q_heads: int, head_dim: int) -> Cac
         _refuse(ValueError, "v", _shape(v), "pages of at least 1 token and a head dim of at least 1")
     k_stride = page * heads * dim if k.is_contiguous() else _page_stride("k", k)
     v_stride = page * heads * dim_v if v.is_contiguous() else _page_stride("v", v)
-    kind = Vectorized if dims == 5 else Linear
+    kind: type[Cache] = Vectorized if dims == 5 else Linear
     return _value(kind, (k, v, pages, page, heads, dim, dim_v, k_stride, v_stride))
 
 
@@ -454,7 +455,7 @@ def check_metadata(request: Request) -> None:
 def _check_csr(table: Csr, parts: list[list[int]], page: int) -> tuple[list[int], list[range]]:
     indptr, count = parts[0], table.kv_page_indices.shape[0]
     lengths, used = [], []
-    for i, (start, stop) in enumerate(zip(indptr, indptr[1:], strict=False)):
+    for i, (start, stop) in enumerate(pairwise(indptr)):
         if not 0 <= start <= count:
             _wild("kv_indptr", i, i, start, f"0 to kv_page_indices.numel() {count}")
         if not start <= stop <= count:

@@ -16,7 +16,7 @@ import torch
 
 from ..page_table import Span, spans
 from ..request import Request, capturing
-from .gather import Piece, gather, pieces
+from .gather import Piece, dequantise, gather, pieces
 
 LOG2_E = math.log2(math.e)
 LN_2 = math.log(2.0)
@@ -44,21 +44,40 @@ class Tiling:
     state: int
 
 
-# CPU: a tile of one head is 1 MiB, so that the passes of softmax find it in the second-level cache; state and pieces
-# together stay under 100 MiB.
-CPU = Tiling(keys=512, rows=512, scores=1 << 19, state=8 << 20)
-# GPU: tiles large enough to fill the device with one matrix product each; still under 200 MiB in all.
+# CPU: scores of one head are 512 KiB, so that the passes of softmax find them in the second-level cache; in all under
+# 100 MiB.
+CPU = Tiling(keys=256, rows=512, scores=2 * 512 * 256, state=8 << 20)
+# GPU: tiles large enough to fill the device with one matrix product each; in all under 200 MiB.
 GPU = Tiling(keys=2048, rows=2048, scores=8 << 20, state=8 << 20)
+
+# A score of at most 2**6 in the base-2 domain needs no maximum: its weight is at most 2**64, a sum over 2**31 keys of
+# products with values up to 448 stays under 2**104, and float32 ends at 2**128.
+BOUND = 64.0
+# Rows (tokens x heads of a KV head) from which looking for the bound is cheaper than the passes that it saves.
+BOUND_ROWS = 128
 
 
 @dataclass
 class _State:
-    """Running maximum (base 2), row sum and unnormalised output of a block: [heads, rows], [heads, rows], [heads,
-    rows, Dv]."""
+    """Running state of a block of rows.
 
-    maximum: torch.Tensor
+    Attributes
+    ----------
+    shift : torch.Tensor or None
+        [heads, rows], what was subtracted from the scores so far (base 2): the running maximum, or None for 0 while
+        all scores were bounded.
+    total : torch.Tensor
+        [heads, rows], row sums.
+    output : torch.Tensor
+        [heads, rows, Dv], not yet divided by the sums.
+    started : bool
+        Whether any piece went in.
+    """
+
+    shift: torch.Tensor | None
     total: torch.Tensor
     output: torch.Tensor
+    started: bool = False
 
 
 def attend(request: Request, out: torch.Tensor, lse: torch.Tensor | None = None, tiling: Tiling | None = None) -> None:
@@ -83,7 +102,8 @@ def attend(request: Request, out: torch.Tensor, lse: torch.Tensor | None = None,
     with _on_stream(request.stream, q.device), torch.no_grad():
         if capturing(q.device):
             raise NotImplementedError(
-                "the dense fallback reads the lengths once per call, which a captured graph can't; accepted: calls outside of stream capture"
+                "stream: got a call under stream capture; accepted: calls outside of it, since the dense "
+                "fallback reads the lengths from the device once per call"
             )
         work = _Work(request, out, lse, tiling or (CPU if q.device.type == "cpu" else GPU))
         cache = request.cache
@@ -100,6 +120,11 @@ def attend(request: Request, out: torch.Tensor, lse: torch.Tensor | None = None,
 
 def _on_stream(stream: Any, device: torch.device) -> AbstractContextManager[Any]:
     return torch.cuda.stream(stream) if stream is not None and device.type == "cuda" else nullcontext()
+
+
+def _largest_norm(rows: torch.Tensor) -> float:
+    """The largest Euclidean norm of a row (NaN if any is NaN): by Cauchy and Schwarz, what bounds a score."""
+    return float(torch.linalg.vector_norm(rows, dim=-1).amax())
 
 
 class _Work:
@@ -145,14 +170,18 @@ class _Work:
             span.start + rows.start : span.start + rows.stop, heads.start * group : heads.stop * group
         ]
         count = heads.stop - heads.start
-        q = q.to(torch.float32).mul_(self.q_scale).view(len(rows), count, group, -1).transpose(0, 1)
+        q = dequantise(q).mul_(self.q_scale).view(len(rows), count, group, -1).transpose(0, 1)
         q = q.reshape(count, len(rows) * group, -1)
-        state = _State(
-            q.new_full(q.shape[:2], -math.inf), q.new_zeros(q.shape[:2]), q.new_zeros((*q.shape[:2], cache.head_dim_v))
-        )
+        state = _State(None, q.new_zeros(q.shape[:2]), q.new_zeros((*q.shape[:2], cache.head_dim_v)))
+        # On other devices reading the bound would stop the queue of launches.
+        q_norm = _largest_norm(q) if q.device.type == "cpu" and q.shape[1] >= BOUND_ROWS else math.inf
         for piece in pieces(min(span.kv_len, rows.stop + ahead), cache.page, self.tiling.keys):
             k, v = gather(cache, span.page_ids, piece, heads, self.k_space, self.v_space)
+            bounded = state.shift is None and q_norm < math.inf and q_norm * _largest_norm(k) <= BOUND
+            if not bounded and state.shift is None:
+                state.shift = q.new_full(q.shape[:2], 0.0 if state.started else -math.inf)
             self._piece(q, k, v, state, rows, piece, ahead)
+            state.started = True
         self._store(state, span, rows, heads)
 
     def _piece(
@@ -198,14 +227,19 @@ class _Work:
         scores = torch.bmm(q, k.transpose(1, 2), out=self.scores[:size].view(shape))
         if hidden is not None:
             scores.masked_fill_(hidden, -math.inf)
-        maximum, total, output = state.maximum[heads, part], state.total[heads, part], state.output[heads, part]
-        # Every row sees the first key of its request, so the maximum is finite (or NaN) from the first piece on.
-        raised = torch.maximum(maximum, scores.amax(-1))
-        weights = scores.sub_(raised.unsqueeze(-1)).exp2_()
-        kept = maximum.sub_(raised).exp2_()
-        total.mul_(kept).add_(weights.sum(-1))
-        output.mul_(kept.unsqueeze(-1))
-        maximum.copy_(raised)
+        total, output = state.total[heads, part], state.output[heads, part]
+        if state.shift is None:
+            weights = scores.exp2_()
+        else:
+            # Every row sees the first key of its request, so the maximum is finite (or NaN) from the first piece on.
+            shift = state.shift[heads, part]
+            raised = torch.maximum(shift, scores.amax(-1))
+            weights = scores.sub_(raised.unsqueeze(-1)).exp2_()
+            kept = shift.sub_(raised).exp2_()
+            total.mul_(kept)
+            output.mul_(kept.unsqueeze(-1))
+            shift.copy_(raised)
+        total.add_(weights.sum(-1))
         if hidden is not None and bool((unusable := v.isnan()).any()):
             # 0 * NaN is NaN: a hidden token's NaN would reach rows that do not see it.
             seen = (~hidden).to(torch.float32).expand(shape)
@@ -222,7 +256,10 @@ class _Work:
         target = self.out[place, of_heads].view(len(rows), count, group, -1)
         target.copy_(result.view(count, len(rows), group, -1).transpose(0, 1))
         if self.lse is not None:
-            natural = state.maximum.add_(state.total.log2()).mul_(LN_2)
+            natural = state.total.log2_()
+            if state.shift is not None:
+                natural.add_(state.shift)
+            natural.mul_(LN_2)
             self.lse[of_heads, place].view(count, group, len(rows)).copy_(
                 natural.view(count, len(rows), group).transpose(1, 2)
             )
