@@ -121,11 +121,10 @@ def _flag(name: str, value: object) -> bool:
     _refuse(TypeError, name, repr(value), "True or False")
 
 
-def _descale(name: str, value: Any, device: torch.device) -> None:
-    if not isinstance(value, Tensor) or value.dtype is not FLOAT32 or value.device != device or value.requires_grad:
-        _refuse_tensor(name, value, FLOAT32, device, "one element: real = fp8 * descale")
-    if value.numel() != 1:
+def _refuse_descale(name: str, value: Any, device: torch.device) -> NoReturn:
+    if isinstance(value, Tensor) and value.dtype is FLOAT32 and value.device == device and not value.requires_grad:
         _refuse(ValueError, name, _shape(value), "one element, of any shape (per-tensor descale)")
+    _refuse_tensor(name, value, FLOAT32, device, "one element: real = fp8 * descale")
 
 
 def _softmax_scale(value: object) -> float:
@@ -365,9 +364,15 @@ def describe_positional(
         _refuse(ValueError, "block_table", None, "[B, columns] int32 together with seqlen_k")
     else:
         table = _csr(batch, cache.page, device, kv_indptr, kv_page_indices, kv_last_page_lens)
-    _descale("q_descale", q_descale, device)
-    _descale("k_descale", k_descale, device)
-    _descale("v_descale", v_descale, device)
+    for name, scale in (("q_descale", q_descale), ("k_descale", k_descale), ("v_descale", v_descale)):
+        if (
+            not isinstance(scale, Tensor)
+            or scale.dtype is not FLOAT32
+            or scale.device != device
+            or scale.requires_grad
+            or scale.numel() != 1
+        ):
+            _refuse_descale(name, scale, device)
     softmax_scale = head_dim**-0.5 if softmax_scale is None else _softmax_scale(softmax_scale)
     if causal is not True and causal is not False:
         causal = _flag("causal", causal)
