@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+# Here, since environment variables are read when the package is imported, not when a function is first used.
+from . import options as _options  # noqa: F401
+
 __version__ = "0.1.0"
 
 _HOMES = {

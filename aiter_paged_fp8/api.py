@@ -162,6 +162,11 @@ def _run(request: Request, chosen: Plan, options: Options) -> Result:
         out = torch.empty((q.shape[0], q.shape[1], request.cache.head_dim_v), dtype=torch.bfloat16, device=q.device)
     if lse is None and outputs.return_lse:
         lse = torch.empty((q.shape[1], q.shape[0]), dtype=torch.float32, device=q.device)
+    if request.stream is not None:
+        # Memory that the caller may free while this stream still writes it.
+        for result in (out, lse):
+            if result is not None and result.is_cuda:
+                result.record_stream(request.stream)
     if out.numel():
         providers.by_name(chosen.executor).run(request, out, lse)
     return out if lse is None else (out, lse)
@@ -294,8 +299,10 @@ def flydsl_flash_attn_batch_prefill_func(
         return None
     if any(getattr(tensor, "dtype", E4M3) is not E4M3 for tensor in (q, k, v)):
         return None
-    if block_table is None and kv_last_page_lens is None and k.dim() > 3 and k.shape[3 if k.dim() == 5 else 1] > 1:
-        return None
+    if block_table is None and kv_last_page_lens is None and isinstance(k, torch.Tensor):
+        dims = k.dim()
+        if dims > 3 and k.shape[3 if dims == 5 else 1] > 1:
+            return None
     request = describe_positional(
         q,
         k,
@@ -312,12 +319,14 @@ def flydsl_flash_attn_batch_prefill_func(
         k_descale,
         v_descale,
         softmax_scale,
-        causal or max_seqlen_q == 1,
+        causal,
         out,
         return_lse,
         None,
         None,
     )
+    if request.q.max_seqlen == 1 and not request.causal:
+        request = request._replace(causal=True)
     options = current_options()
     chosen = decide(request, options)
     if chosen.path != "paged" and options.executor == "auto":

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -64,10 +65,17 @@ def _flag(name: str, default: str) -> bool:
     raise ValueError(f"{name}: got {text!r}; accepted: one of {', '.join(_TRUE + _FALSE[:-1])}")
 
 
+def _choice(name: str, default: str) -> str:
+    text = os.environ.get(name) or default
+    if text not in EXECUTORS:
+        raise ValueError(f"{name}: got {text!r}; accepted: one of {', '.join(EXECUTORS)}")
+    return text
+
+
 def _from_environment() -> Options:
     cache_home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     return Options(
-        executor=os.environ.get("AITER_PAGED_FP8_EXECUTOR", "auto"),
+        executor=_choice("AITER_PAGED_FP8_EXECUTOR", "auto"),
         check_metadata=_flag("AITER_PAGED_FP8_CHECK", "0"),
         cache_dir=Path(os.environ.get("AITER_PAGED_FP8_CACHE_DIR") or os.path.join(cache_home, "aiter_paged_fp8")),
     )
@@ -81,7 +89,7 @@ current_options = _options.get
 
 @contextmanager
 def use_options(
-    *, executor: str | None = None, check_metadata: bool | None = None, cache_dir: str | os.PathLike[str] | None = None
+    *, executor: str | None = None, check_metadata: bool | None = None, cache_dir: str | PathLike[str] | None = None
 ) -> Iterator[Options]:
     """Set options for the calls of a ``with`` block, in this thread.
 
@@ -103,7 +111,7 @@ def use_options(
     if check_metadata is not None:
         changes["check_metadata"] = check_metadata
     if cache_dir is not None:
-        changes["cache_dir"] = Path(cache_dir)
+        changes["cache_dir"] = Path(cache_dir) if isinstance(cache_dir, str | PathLike) else cache_dir
     options = replace(_options.get(), **changes)  # type: ignore[arg-type]
     token = _options.set(options)
     try:

@@ -170,6 +170,10 @@ def decide(request: Request, options: Options, arch: str | None = None) -> Plan:
     Plan
         Falsy where the call can't run under these options.
     """
+    if arch is not None:
+        if not isinstance(arch, str):
+            raise TypeError(f"arch: got {arch!r}; accepted: an architecture such as '{traits.ARCH}'")
+        arch = arch.split(":")[0]
     cache = request.cache
     facts = (cache.name, cache.page, cache.head_dim, cache.head_dim_v, request.causal, request.device)
     return _decide(facts, options.executor, arch)

@@ -7,7 +7,9 @@ capture. `check_metadata` reads contents, and runs only where the caller asked f
 from __future__ import annotations
 
 import math
+from decimal import Decimal
 from itertools import pairwise
+from numbers import Real
 from operator import index
 from typing import Any, NamedTuple, NoReturn
 
@@ -101,13 +103,14 @@ def _ints(name: str, value: Any, device: torch.device, what: str) -> torch.Size:
 
 
 def _length(name: str, value: object) -> int:
-    if type(value) is int:
-        number = value
-    elif isinstance(value, bool | torch.Tensor) or not hasattr(value, "__index__"):
+    try:
+        # A tensor would be read from the device; True is no length.
+        number = None if isinstance(value, bool | torch.Tensor) else index(value)  # type: ignore[arg-type]
+    except TypeError:
+        number = None
+    if number is None:
         came = f"a tensor, {_shape(value)}" if isinstance(value, torch.Tensor) else repr(value)
         _refuse(TypeError, name, came, "an integer (a Python or numpy int; tensors would need a device read)")
-    else:
-        number = index(value)
     if number < 0:
         _refuse(ValueError, name, number, "an integer >= 0")
     return number
@@ -128,9 +131,12 @@ def _refuse_descale(name: str, value: Any, device: torch.device) -> NoReturn:
 
 
 def _softmax_scale(value: object) -> float:
-    if isinstance(value, bool | torch.Tensor | str | complex) or not hasattr(value, "__float__"):
+    if isinstance(value, bool) or not isinstance(value, Real | Decimal):
         _refuse(TypeError, "softmax_scale", type(value).__name__, "None or a real number")
-    number = float(value)
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
     if not _MIN_SCALE <= number <= _MAX_SCALE:  # NaN compares false, so it ends here too
         _refuse(ValueError, "softmax_scale", number, "None or a positive finite number that float32 can hold")
     return number
@@ -431,14 +437,16 @@ def check_metadata(request: Request) -> None:
             _wild("cu_seqlens_q", i - 1, i, offset, f"at most max_seqlen_q {q.max_seqlen} rows after {cu[i - 1]}")
     if isinstance(table, BlockTable):
         lengths = parts[0]
-        name = "seqlen_k"
         used = [range(-(-length // cache.page)) for length in lengths]
     else:
-        name = "kv_indptr"
         lengths, used = _check_csr(table, parts, cache.page)
     for i, length in enumerate(lengths):
-        if not 0 <= length <= request.max_seqlen_k:
-            _wild(name, i, i, length, f"a length of 0 to max_seqlen_k {request.max_seqlen_k}")
+        if 0 <= length <= request.max_seqlen_k:
+            continue
+        accepted = f"a length of 0 to max_seqlen_k {request.max_seqlen_k}"
+        if isinstance(table, BlockTable):
+            _wild("seqlen_k", i, i, length, accepted)
+        _wild("kv_indptr", i, i + 1, parts[0][i + 1], f"an offset that gives {accepted}, not of {length}")
     for i, pages_used in enumerate(used):
         row = table.block_table[i] if isinstance(table, BlockTable) else table.kv_page_indices
         name = "block_table" if isinstance(table, BlockTable) else "kv_page_indices"

@@ -95,10 +95,7 @@ def draw() -> str:
     legend = ""
     for number, (fill, words) in enumerate(((TOKEN, "one token"), (DIM, "one dim"), (BOTH, "one element"))):
         legend += cell(LEFT + number * 140, y, fill) + text(LEFT + number * 140 + 30, y + 16, words)
-    parts.append(
-        legend
-        + text(LEFT + 440, y + 16, "memory order: left to right, down, then the next block")
-    )
+    parts.append(legend + text(LEFT + 440, y + 16, "memory order: left to right, down, then the next block"))
     height, width = y + 50, LEFT * 2 + 90 + 32 * CELL + 30
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}">'

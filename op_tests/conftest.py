@@ -22,4 +22,5 @@ def pytest_configure(config: pytest.Config) -> None:
     if os.environ.get("PYTEST_XDIST_WORKER"):
         import torch
 
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
         torch.set_num_threads(1)

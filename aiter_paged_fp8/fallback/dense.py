@@ -99,7 +99,7 @@ def attend(request: Request, out: torch.Tensor, lse: torch.Tensor | None = None,
         Under stream capture: the lengths are read from the device once per call.
     """
     q = request.q.tensor
-    with _on_stream(request.stream, q.device), torch.no_grad():
+    with _on_stream(request.stream, q.device), torch.inference_mode():
         if capturing(q.device):
             raise NotImplementedError(
                 "stream: got a call under stream capture; accepted: calls outside of it, since the dense "

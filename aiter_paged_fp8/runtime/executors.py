@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import metadata
@@ -70,7 +71,7 @@ def flydsl_missing() -> str | None:
     oldest = ".".join(map(str, OLDEST_FLYDSL))
     if found is None:
         return f"FlyDSL is not installed (pip install 'flydsl>={oldest}')"
-    numbers = tuple(int(part) for part in found.split(".")[:3] if part.isdigit())
-    if numbers and numbers < OLDEST_FLYDSL:
+    numbers = re.match(r"\d+(\.\d+)*", found)
+    if numbers and tuple(map(int, numbers.group().split("."))) < OLDEST_FLYDSL:
         return f"FlyDSL {found} is too old, the kernel needs {oldest} or later"
     return None
