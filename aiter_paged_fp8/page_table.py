@@ -47,15 +47,14 @@ class Csr(NamedTuple):
         The length is ``(n - 1) * page + last`` for n pages, 0 for none. A last-page length outside [0, page] counts
         as its nearest bound.
         """
-        used = self.kv_page_indices.shape[0]
-        bounds = [min(max(bound, 0), used) for bound in parts[0]]
-        lasts = parts[1] if len(parts) > 1 else [page] * (len(bounds) - 1)
-        rows = []
-        for start, stop, last in zip(bounds, bounds[1:], lasts, strict=False):
-            count = max(stop - start, 0)
-            length = (count - 1) * page + min(max(last, 0), page) if count else 0
-            rows.append((self.kv_page_indices[start : start + count], length))
-        return rows
+        indptr = parts[0]
+        lasts = parts[1] if len(parts) > 1 else [page] * (len(indptr) - 1)
+        # A slice stays inside of its tensor whatever its bounds; the length is the span's to bound, by what the slice
+        # holds.
+        return [
+            (self.kv_page_indices[start:stop], (stop - start - 1) * page + max(last, 0))
+            for start, stop, last in zip(indptr, indptr[1:], lasts, strict=False)
+        ]
 
 
 Table = BlockTable | Csr

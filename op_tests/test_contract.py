@@ -11,6 +11,7 @@ import random
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from decimal import Decimal
 from enum import IntEnum
 from fractions import Fraction
 from hashlib import sha256
@@ -318,6 +319,7 @@ def forms() -> Iterator[Form]:
         "numpy float64": np.float64(0.03),
         "numpy int": np.int64(1),
         "fraction": Fraction(1, 30),
+        "decimal": Decimal("0.03"),
         "least of float32": 2.0**-149,
         "flat": 1e-30,
         "sharp": 0.25,
@@ -344,6 +346,9 @@ def forms() -> Iterator[Form]:
             yield Form(f"{name}, rows of nobody, {label}", replace(few, cu_start=2), lambda b: None)
         none = replace(case, q_lens=(3, 0), kv_lens=(0, 0), spare_pages=0)
         yield Form(f"a cache of no pages, {label}", none, lambda b: None)
+        if label == "block":
+            long = both(sets("seqlen_k", torch.tensor([5, 0], dtype=I32)), sets("max_seqlen_k", 5))
+            yield Form("a length where the cache has no pages", none, long)
         zero = both(sets("max_seqlen_q", 0), sets("max_seqlen_k", 0))
         yield Form(f"bounds of 0, {label}", replace(case, q_lens=(0, 0), kv_lens=(0, 0)), zero)
 

@@ -12,7 +12,9 @@ import pytest
 import aiter_paged_fp8
 
 ROOT = Path(__file__).parents[1]
-LIMIT_MS = 20.0
+#: What importing may cost beyond torch's own import, and what it may cost together with the first use of every public
+#: name. The second has no figure in the contract; a compiler or a solver that came along unseen would cost more.
+LIMIT_MS, FIRST_USE_MS = 20.0, 50.0
 #: Touch every public name; a child then knows all that a user of the package has loaded.
 TOUCH = "import aiter_paged_fp8; [getattr(aiter_paged_fp8, name) for name in aiter_paged_fp8.__all__]"
 PUBLIC = [
@@ -85,14 +87,14 @@ print((bare - start) * 1000, (time.process_time() - start) * 1000)
 """
     child(code)  # compiles to bytecode, which every later process finds
     bare = touched = float("inf")
-    for _ in range(7):
+    for _ in range(4):
         now = [float(word) for word in child(code).split()]
         bare, touched = min(bare, now[0]), min(touched, now[1])
-        if touched < LIMIT_MS:
+        if bare < LIMIT_MS and touched < FIRST_USE_MS:
             break
     print(f"beyond torch's own import: {bare:.1f} ms, with every public name {touched:.1f} ms")
     assert bare < LIMIT_MS
-    assert touched < LIMIT_MS
+    assert touched < FIRST_USE_MS
 
 
 def test_public_names() -> None:

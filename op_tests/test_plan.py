@@ -20,6 +20,7 @@ import torch
 
 from aiter_paged_fp8 import (
     Code,
+    api,
     flydsl_flash_attn_batch_prefill_func,
     flydsl_flash_attn_paged_prefill_func,
     flydsl_flash_attn_paged_prefill_preload,
@@ -95,6 +96,9 @@ def rows() -> Iterator[Row]:
         for page in sizes:
             case = Case((2, 1), (17, 3), layout=layout, page=page, dim=dim, dim_v=dim_v)
             yield Row(case, "auto", "gfx950", "paged", "gpu", "native", "gfx950")
+    for arch in ("gfx950:sramecc+:xnack-", "gfx950:xnack-"):
+        yield Row(BLOCK, "auto", arch, "paged", "gpu", "native", "gfx950")
+    yield Row(BLOCK, "auto", "gfx942:sramecc+:xnack-", "dense", "torch", "arch", "gfx942")
     for case in (BLOCK, SLOTS, WIDE):
         yield Row(case, "gpu", "gfx950", "paged", "gpu", "native", "gfx950")
         for arch in ("gfx950", "gfx942", "cpu"):
@@ -568,6 +572,30 @@ def test_dispatcher_leaves_what_is_not_native(case: Case, machine: Machine, monk
             assert flydsl_flash_attn_batch_prefill_func(**batch_args(built)) is None
         assert calls == []
         assert all(bool((whole.view(torch.uint8) == 0xA5).all()) for whole, _ in built._guards)
+
+
+@pytest.mark.parametrize(
+    ("case", "changes", "native"),
+    [
+        (BLOCK, {}, True),
+        (WIDE, {}, True),
+        (SLOTS, {}, True),
+        (BLOCK, {"causal": False}, False),
+        (replace(BLOCK, q_lens=(1, 0, 1, 1, 1)), {"causal": False, "max_seqlen_q": 1}, True),
+        (replace(BLOCK, q_lens=(1, 0, 1, 1, 1)), {"causal": False, "max_seqlen_q": np.int64(1)}, True),
+        (replace(BLOCK, q_lens=(1, 0, 1, 1, 1)), {"causal": False, "max_seqlen_q": 2}, False),
+    ],
+)
+def test_dispatcher_follows_the_plan(
+    case: Case, changes: Args, native: bool, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a machine with the kernel: what is native is served, one query per request whatever causal says."""
+    machine(True, "0.5.0")
+    monkeypatch.setattr(planner, "device_arch", lambda device: "gfx950")
+    monkeypatch.setattr(api, "_run", lambda request, chosen, options: chosen)
+    chosen = flydsl_flash_attn_batch_prefill_func(**batch_args(build(case), **changes))
+    assert (chosen is not None) is native
+    assert chosen is None or (chosen.path, chosen.executor) == ("paged", "gpu")
 
 
 class KernelFault(Exception):

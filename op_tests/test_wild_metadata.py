@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 
 from aiter_paged_fp8 import flydsl_flash_attn_paged_prefill_func, record, use_options
+from aiter_paged_fp8.page_table import BlockTable, Csr, spans
 from aiter_paged_fp8.reference import paged_attention
 from op_tests import cases
 from op_tests.cases import E4M3, NAN_BYTE, PATHS, at_end_of_memory, fp8, guarded
@@ -150,7 +151,8 @@ def wild_calls(draw: st.DrawFn, path: str) -> Wild:
     offsets = list(accumulate(q_lens, initial=draw(st.integers(0, 2))))
     pages = draw(st.integers(0, 5))
     most = 3 * page if page > 1 else 9
-    lens = draw(st.lists(st.integers(0, most if pages else 0), min_size=batch, max_size=batch))
+    # A cache without pages has no valid length but 0; others are asked of it now and then.
+    lens = draw(st.lists(st.integers(0, most if pages or draw(st.booleans()) else 0), min_size=batch, max_size=batch))
     max_seqlen_k = draw(st.one_of(st.just(max([0, *lens])), st.integers(0, most + 3)))
     page_id = some(st.integers(0, max(pages - 1, 0)))
 
@@ -357,6 +359,60 @@ def assert_checked(call: Call, executor: str, wild: Wild) -> None:
     name, value, position, request = named[1], int(named[2]), int(named[3]), int(named[4])
     assert (name, request, position, value) in offences
     assert call.untouched(), "a refused call wrote"
+
+
+def int32(*numbers: int) -> torch.Tensor:
+    return torch.tensor(numbers, dtype=INT32)
+
+
+#: Offsets of two requests over 6 rows, and the rows that each owns.
+SPANS = [
+    ([0, 2, 6], [(0, 2), (2, 4)]),
+    ([-5, 2, 9], [(0, 2), (2, 4)]),
+    ([4, 2, 3], [(4, 0), (2, 1)]),
+    ([2**31 - 1, -(2**31), 1], [(6, 0), (0, 1)]),
+    ([7, 8, 9], [(6, 0), (6, 0)]),
+]
+
+
+@pytest.mark.parametrize(("cu", "expected"), SPANS, ids=str)
+def test_spans_of_wild_offsets(cu: list[int], expected: list[tuple[int, int]]) -> None:
+    table = BlockTable(torch.zeros(2, 1, dtype=INT32), int32(3, 3))
+    found = spans(int32(*cu), table, total_q=6, page=16, pages=1, max_seqlen_k=16)
+    assert [(span.start, span.q_len) for span in found] == expected
+
+
+#: CSR of one request over 4 ids at pages of 16: offsets, last-page length, bound, pages of the cache, and the length.
+LENGTHS = [
+    ((0, 2), 5, 64, 9, 21),
+    ((0, 2), 16, 64, 9, 32),
+    ((0, 2), 17, 64, 9, 32),
+    ((0, 2), 2**31 - 1, 64, 9, 32),
+    ((0, 2), -1, 64, 9, 16),
+    ((0, 2), 5, 20, 9, 20),
+    ((0, 2), 5, 64, 0, 0),
+    ((2, 2), 5, 64, 9, 0),
+    ((2, 2), 2**31 - 1, 64, 9, 0),
+    ((3, 1), 5, 64, 9, 0),
+    ((0, 4), 16, 64, 9, 64),
+    ((4, 2**31 - 1), 5, 64, 9, 0),
+]
+
+
+@pytest.mark.parametrize(("indptr", "last", "most", "pages", "expected"), LENGTHS)
+def test_lengths_of_wild_csr(indptr: tuple[int, int], last: int, most: int, pages: int, expected: int) -> None:
+    table = Csr(int32(*indptr), int32(5, 6, 7, 8), int32(last))
+    (span,) = spans(int32(0, 1), table, total_q=1, page=16, pages=pages, max_seqlen_k=most)
+    assert span.kv_len == expected
+    assert span.kv_len <= 16 * span.page_ids.numel()
+    if expected:
+        assert span.page_ids.tolist() == [5, 6, 7, 8][indptr[0] : indptr[1]]
+
+
+def test_the_length_of_a_block_table_row_is_bounded_by_its_columns() -> None:
+    table = BlockTable(torch.zeros(2, 3, dtype=INT32), int32(49, -1))
+    found = spans(int32(0, 1, 2), table, total_q=2, page=16, pages=1, max_seqlen_k=1000)
+    assert [span.kv_len for span in found] == [48, 0]
 
 
 VALID = Wild(
