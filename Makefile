@@ -16,6 +16,7 @@ $(VENV)/.ready: requirements.txt Makefile
 	  $(PYTHON) -m venv $(VENV) && $(PY) -m pip install --quiet --disable-pip-version-check '$(TORCH)'; \
 	fi
 	$(PY) -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --editable .
 	@touch $@
 
 demo: $(VENV)/.ready
