@@ -8,15 +8,17 @@ converted once per block. Neither a request's K and V nor its scores ever exist 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
 
 from ..page_table import Span, spans
 from ..request import Request, capturing
-from .gather import Piece, dequantise, gather, pieces
+from .gather import FP8_SCALE, Piece, Workspace, dequantise, gather, pieces
 
 LOG2_E = math.log2(math.e)
 LN_2 = math.log(2.0)
@@ -29,11 +31,14 @@ class Tiling:
     Attributes
     ----------
     keys : int
-        Tokens of K and V per piece.
+        Tokens of K and V per piece, where a tile has all its rows.
     rows : int
         Query rows (tokens x heads of one KV head) per score tile.
     scores : int
         float32 scores per tile, over all KV heads that share it.
+    most_keys : int
+        Tokens per piece that all rows of the block see, or where rows are so few that launches would cost more than
+        products; 0 = ``keys``.
     state : int
         float32 elements of q and output kept for a block of rows; K and V pieces get as much again.
     """
@@ -42,11 +47,12 @@ class Tiling:
     rows: int
     scores: int
     state: int
+    most_keys: int = 0
 
 
 # CPU: scores of one head are 512 KiB, so that the passes of softmax find them in the second-level cache; in all under
 # 100 MiB.
-CPU = Tiling(keys=256, rows=512, scores=2 * 512 * 256, state=8 << 20)
+CPU = Tiling(keys=256, rows=512, scores=2 * 512 * 256, state=8 << 20, most_keys=2048)
 # GPU: tiles large enough to fill the device with one matrix product each; in all under 200 MiB.
 GPU = Tiling(keys=2048, rows=2048, scores=8 << 20, state=8 << 20)
 
@@ -55,6 +61,8 @@ GPU = Tiling(keys=2048, rows=2048, scores=8 << 20, state=8 << 20)
 BOUND = 64.0
 # Rows (tokens x heads of a KV head) from which looking for the bound is cheaper than the passes that it saves.
 BOUND_ROWS = 128
+# Rows over all heads for each token of a piece that all rows see: merging stays under 3 % of the products.
+ROWS_PER_KEY = 4
 
 
 @dataclass
@@ -122,6 +130,24 @@ def _on_stream(stream: Any, device: torch.device) -> AbstractContextManager[Any]
     return torch.cuda.stream(stream) if stream is not None and device.type == "cuda" else nullcontext()
 
 
+@lru_cache(maxsize=1)
+def _fused_cpu() -> Callable[..., tuple[torch.Tensor, torch.Tensor]] | None:
+    """torch's fused attention on CPU with its LSE, where this torch has it in the form that is known here.
+
+    One parallel region for a whole piece, where the tiles below are one for each pass. It takes equal head dims, and
+    its masks let a hidden NaN through: it serves what all rows see. A block of keys that are all NaN it takes for
+    masked: pieces with NaN in K are not for it.
+    """
+    fused = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
+    try:
+        one = torch.ones(1, 2, 3, 16)
+        out, lse = fused(one, one[:, :, :1], one[:, :, :1], 0.0, False, scale=0.5)  # type: ignore[misc]
+        known = bool((out == 1).all()) and lse.shape == (1, 2, 3) and bool((lse == 8).all())
+    except (TypeError, RuntimeError, ValueError):
+        return None
+    return fused if known else None
+
+
 def _largest_norm(rows: torch.Tensor) -> float:
     """The largest Euclidean norm of a row (NaN if any is NaN): by Cauchy and Schwarz, what bounds a score."""
     return float(torch.linalg.vector_norm(rows, dim=-1).amax())
@@ -136,12 +162,14 @@ class _Work:
         self.group = request.q.tensor.shape[1] // cache.kv_heads
         # Base 2 throughout: exp2 of (score * log2 e) is exp of the score, and costs one multiplication of q instead
         # of one of the scores.
-        self.q_scale = (scales.q.reshape(()) * scales.k.reshape(())) * (scales.softmax * LOG2_E)
-        self.v_scale = scales.v.reshape(())
-        self.heads = max(1, min(cache.kv_heads, tiling.state // (tiling.keys * max(cache.head_dim, cache.head_dim_v))))
-        self.k_space = self._space(self.heads * tiling.keys * cache.head_dim)
-        self.v_space = self._space(self.heads * tiling.keys * cache.head_dim_v)
+        self.q_scale = (scales.q.reshape(()) * scales.k.reshape(())) * (scales.softmax * LOG2_E * FP8_SCALE**2)
+        self.v_scale = scales.v.reshape(()) * FP8_SCALE
+        keys = max(tiling.keys, tiling.most_keys)
+        self.heads = max(1, min(cache.kv_heads, tiling.state // (keys * max(cache.head_dim, cache.head_dim_v))))
+        self.space = Workspace(self.heads * keys, cache.head_dim, cache.head_dim_v, self.out.device)
         self.scores = self._space(0)
+        equal_dims = cache.head_dim == cache.head_dim_v
+        self.fused = _fused_cpu() if equal_dims and self.out.device.type == "cpu" else None
         # Tokens of q per block: as many as the state has room for, but at least one.
         width = self.heads * self.group * (cache.head_dim + cache.head_dim_v)
         self.block = max(1, tiling.state // width)
@@ -174,18 +202,38 @@ class _Work:
         q = q.reshape(count, len(rows) * group, -1)
         state = _State(None, q.new_zeros(q.shape[:2]), q.new_zeros((*q.shape[:2], cache.head_dim_v)))
         # On other devices reading the bound would stop the queue of launches.
-        q_norm = _largest_norm(q) if q.device.type == "cpu" and q.shape[1] >= BOUND_ROWS else math.inf
-        for piece in pieces(min(span.kv_len, rows.stop + ahead), cache.page, self.tiling.keys):
-            k, v = gather(cache, span.page_ids, piece, heads, self.k_space, self.v_space)
+        use_bound = self.fused is None and q.device.type == "cpu" and q.shape[1] >= BOUND_ROWS
+        q_norm = _largest_norm(q) if use_bound else math.inf
+        few, many = self._keys(count * q.shape[1])
+        seen_by_all = min(span.kv_len, rows.start + ahead + 1)
+        for piece in pieces(min(span.kv_len, rows.stop + ahead), cache.page, seen_by_all, few, many):
+            k, v, k_has_nan = gather(cache, span.page_ids, piece, heads, self.space)
             bounded = state.shift is None and q_norm < math.inf and q_norm * _largest_norm(k) <= BOUND
             if not bounded and state.shift is None:
                 state.shift = q.new_full(q.shape[:2], 0.0 if state.started else -math.inf)
-            self._piece(q, k, v, state, rows, piece, ahead)
+            self._piece(q, k, v, state, rows, piece, ahead, self.fused is not None and not k_has_nan)
             state.started = True
         self._store(state, span, rows, heads)
 
+    def _keys(self, rows: int) -> tuple[int, int]:
+        """Tokens per piece for a block of that many rows over all heads: on the diagonal, and where all see them."""
+        tiling = self.tiling
+        few = max(tiling.keys, min(tiling.most_keys, tiling.scores // rows))
+        if self.fused is None:
+            return few, few
+        # Merging costs a pass over the rows for each piece, a long piece falls out of the caches before it is used.
+        return tiling.keys, min(tiling.most_keys, max(2 * tiling.keys, rows // ROWS_PER_KEY))
+
     def _piece(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, state: _State, rows: range, piece: Piece, ahead: int
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        state: _State,
+        rows: range,
+        piece: Piece,
+        ahead: int,
+        fuse: bool,
     ) -> None:
         """One piece of keys against all rows of the block, tile by tile."""
         group, tiling = self.group, self.tiling
@@ -193,8 +241,13 @@ class _Work:
         tile_heads = max(1, tiling.scores // (tiling.rows * tiling.keys))
         # The first row that sees anything of this piece; rows are in order, so all after it do.
         first = max(rows.start, piece.start - ahead)
-        for row in range(first, rows.stop, tile_rows):
-            last = min(row + tile_rows, rows.stop)
+        stop = rows.stop
+        if fuse and piece.stop - 1 - ahead < rows.stop:
+            # From here on rows see all of the piece.
+            stop = max(first, piece.stop - 1 - ahead)
+            self._whole(q, k, v, state, slice((stop - rows.start) * group, None))
+        for row in range(first, stop, tile_rows):
+            last = min(row + tile_rows, stop)
             keys = min(piece.stop, last + ahead) - piece.start
             hidden = None
             if piece.start + keys > row + ahead + 1:
@@ -203,6 +256,23 @@ class _Work:
             for head in range(0, q.shape[0], tile_heads):
                 heads = slice(head, head + tile_heads)
                 self._tile(q[heads, part], k[heads, :keys], v[heads, :keys], state, heads, part, hidden)
+
+    def _whole(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, state: _State, part: slice) -> None:
+        """A piece that the rows see all of: attended by torch, then merged by its LSE as if it were one more key."""
+        assert self.fused is not None
+        assert state.shift is not None
+        # q holds log2 e, torch computes in base e.
+        out, lse = self.fused(q[None, :, part], k[None], v[None], 0.0, False, scale=LN_2)
+        score = lse[0] * LOG2_E
+        shift, total, output = state.shift[:, part], state.total[:, part], state.output[:, part]
+        raised = torch.maximum(shift, score)
+        kept, fresh = shift.sub_(raised).exp2_(), score.sub_(raised).exp2_()
+        total.mul_(kept).add_(fresh)
+        if state.started:
+            output.mul_(kept.unsqueeze(-1)).addcmul_(out[0], fresh.unsqueeze(-1))
+        else:
+            output.copy_(out[0]).mul_(fresh.unsqueeze(-1))
+        shift.copy_(raised)
 
     def _hidden(self, rows: range, keys: range, ahead: int, device: torch.device) -> torch.Tensor:
         """[rows x group, keys] bool: what the causal mask hides."""
