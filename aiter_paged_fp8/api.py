@@ -156,11 +156,10 @@ def _run(request: Request, chosen: Plan, options: Options) -> Result:
         raise NotImplementedError(chosen.reason)
     if options.check_metadata:
         check_metadata(request)
-    q, outputs = request.q.tensor, request.out
-    out, lse = outputs.out, outputs.lse
+    q, out, lse = request.q, request.out, request.lse
     if out is None:
         out = torch.empty((q.shape[0], q.shape[1], request.cache.head_dim_v), dtype=torch.bfloat16, device=q.device)
-    if lse is None and outputs.return_lse:
+    if lse is None and request.return_lse:
         lse = torch.empty((q.shape[1], q.shape[0]), dtype=torch.float32, device=q.device)
     if request.stream is not None:
         # Memory that the caller may free while this stream still writes it.
@@ -325,7 +324,7 @@ def flydsl_flash_attn_batch_prefill_func(
         None,
         None,
     )
-    if request.q.max_seqlen == 1 and not request.causal:
+    if request.max_seqlen_q == 1 and not request.causal:
         request = request._replace(causal=True)
     options = current_options()
     chosen = decide(request, options)

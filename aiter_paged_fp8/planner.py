@@ -174,8 +174,8 @@ def decide(request: Request, options: Options, arch: str | None = None) -> Plan:
         if not isinstance(arch, str):
             raise TypeError(f"arch: got {arch!r}; accepted: an architecture such as '{traits.ARCH}'")
         arch = arch.split(":")[0]
-    cache = request.cache
-    facts = (cache.name, cache.page, cache.head_dim, cache.head_dim_v, request.causal, request.device)
+    _, _, _, page, _, head_dim, head_dim_v, _, _ = cache = request.cache
+    facts = (cache.name, page, head_dim, head_dim_v, request.causal, request.device)
     return _decide(facts, options.executor, arch)
 
 

@@ -32,14 +32,6 @@ _K_FORMS = (
 )
 
 
-class Queries(NamedTuple):
-    """q [total_q, Hq, D], its row offsets [B + 1], and the bound of their lengths."""
-
-    tensor: torch.Tensor
-    cu_seqlens: torch.Tensor
-    max_seqlen: int
-
-
 class Scales(NamedTuple):
     """Descales (float32, one element each, on the device) and the softmax scale (a host number)."""
 
@@ -49,22 +41,34 @@ class Scales(NamedTuple):
     softmax: float
 
 
-class Outputs(NamedTuple):
-    """Where results go; None is allocated by the call."""
-
-    out: torch.Tensor | None
-    lse: torch.Tensor | None
-    return_lse: bool
-
-
 class Request(NamedTuple):
-    """A valid call. What comes after it trusts it."""
+    """A valid call. What comes after it trusts it.
 
-    q: Queries
+    Attributes
+    ----------
+    q, cu_seqlens_q, max_seqlen_q
+        Queries [total_q, Hq, D], their row offsets [B + 1], and the bound of their lengths.
+    cache : Linear or Vectorized
+    table : BlockTable or Csr
+    scales : Scales
+    out, lse : torch.Tensor or None
+        Where results go; None is allocated by the call.
+    return_lse : bool
+    max_seqlen_k : int
+    causal : bool
+    stream : torch.Stream or None
+    device : torch.device
+    """
+
+    q: torch.Tensor
+    cu_seqlens_q: torch.Tensor
+    max_seqlen_q: int
     cache: Cache
     table: Table
     scales: Scales
-    out: Outputs
+    out: torch.Tensor | None
+    lse: torch.Tensor | None
+    return_lse: bool
     max_seqlen_k: int
     causal: bool
     stream: Any
@@ -72,7 +76,7 @@ class Request(NamedTuple):
 
     @property
     def batch(self) -> int:
-        return self.q.cu_seqlens.shape[0] - 1
+        return self.cu_seqlens_q.shape[0] - 1
 
 
 def _refuse(kind: type[Exception], name: str, came: object, accepted: str) -> NoReturn:
@@ -395,11 +399,15 @@ def describe_positional(
     return _value(
         Request,
         (
-            _value(Queries, (q, cu_seqlens_q, max_seqlen_q)),
+            q,
+            cu_seqlens_q,
+            max_seqlen_q,
             cache,
             table,
             _value(Scales, (q_descale, k_descale, v_descale, softmax_scale)),
-            _value(Outputs, (out, lse, return_lse)),
+            out,
+            lse,
+            return_lse,
             max_seqlen_k,
             causal,
             stream,
@@ -424,17 +432,19 @@ def check_metadata(request: Request) -> None:
         Under graph capture, where nothing can be read.
     """
     q, cache, table = request.q, request.cache, request.table
-    if capturing(q.tensor.device):
+    if capturing(q.device):
         raise RuntimeError("check_metadata: got a call under graph capture; accepted: calls whose metadata can be read")
-    cu, *parts = to_host((q.cu_seqlens, *table.host_parts()))
-    total_q = q.tensor.shape[0]
+    cu, *parts = to_host((request.cu_seqlens_q, *table.host_parts()))
+    total_q = q.shape[0]
     for i, offset in enumerate(cu):
         if not 0 <= offset <= total_q:
             _wild("cu_seqlens_q", min(i, max(request.batch - 1, 0)), i, offset, f"0 to total_q {total_q}")
         if i and offset < cu[i - 1]:
             _wild("cu_seqlens_q", i - 1, i, offset, f"at least the offset before it, {cu[i - 1]}")
-        if i and offset - cu[i - 1] > q.max_seqlen:
-            _wild("cu_seqlens_q", i - 1, i, offset, f"at most max_seqlen_q {q.max_seqlen} rows after {cu[i - 1]}")
+        if i and offset - cu[i - 1] > request.max_seqlen_q:
+            _wild(
+                "cu_seqlens_q", i - 1, i, offset, f"at most max_seqlen_q {request.max_seqlen_q} rows after {cu[i - 1]}"
+            )
     if isinstance(table, BlockTable):
         lengths = parts[0]
         used = [range(-(-length // cache.page)) for length in lengths]

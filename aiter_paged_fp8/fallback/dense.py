@@ -106,7 +106,7 @@ def attend(request: Request, out: torch.Tensor, lse: torch.Tensor | None = None,
     NotImplementedError
         Under stream capture: the lengths are read from the device once per call.
     """
-    q = request.q.tensor
+    q = request.q
     with _on_stream(request.stream, q.device), torch.inference_mode():
         if capturing(q.device):
             raise NotImplementedError(
@@ -116,7 +116,7 @@ def attend(request: Request, out: torch.Tensor, lse: torch.Tensor | None = None,
         work = _Work(request, out, lse, tiling or (CPU if q.device.type == "cpu" else GPU))
         cache = request.cache
         for span in spans(
-            request.q.cu_seqlens,
+            request.cu_seqlens_q,
             request.table,
             total_q=q.shape[0],
             page=cache.page,
@@ -159,7 +159,7 @@ class _Work:
     def __init__(self, request: Request, out: torch.Tensor, lse: torch.Tensor | None, tiling: Tiling) -> None:
         cache, scales = request.cache, request.scales
         self.request, self.out, self.lse, self.tiling = request, out, lse, tiling
-        self.group = request.q.tensor.shape[1] // cache.kv_heads
+        self.group = request.q.shape[1] // cache.kv_heads
         # Base 2 throughout: exp2 of (score * log2 e) is exp of the score, and costs one multiplication of q instead
         # of one of the scores.
         self.q_scale = (scales.q.reshape(()) * scales.k.reshape(())) * (scales.softmax * LOG2_E * FP8_SCALE**2)
@@ -175,7 +175,7 @@ class _Work:
         self.block = max(1, tiling.state // width)
 
     def _space(self, elements: int) -> torch.Tensor:
-        return torch.empty(elements, dtype=torch.float32, device=self.request.q.tensor.device)
+        return torch.empty(elements, dtype=torch.float32, device=self.request.q.device)
 
     def attend(self, span: Span) -> None:
         blind = min(span.q_len, max(0, span.q_len - span.kv_len)) if self.request.causal else 0
@@ -194,9 +194,7 @@ class _Work:
         cache, group = self.request.cache, self.group
         # Key j is seen by row i where j <= i + ahead.
         ahead = span.kv_len - span.q_len if self.request.causal else span.kv_len
-        q = self.request.q.tensor[
-            span.start + rows.start : span.start + rows.stop, heads.start * group : heads.stop * group
-        ]
+        q = self.request.q[span.start + rows.start : span.start + rows.stop, heads.start * group : heads.stop * group]
         count = heads.stop - heads.start
         q = dequantise(q).mul_(self.q_scale).view(len(rows), count, group, -1).transpose(0, 1)
         q = q.reshape(count, len(rows) * group, -1)
