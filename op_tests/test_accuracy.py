@@ -145,16 +145,18 @@ def test_head_counts(executor: str, heads: tuple[int, int]) -> None:
     ("layout", "page"), [("slots", 1), ("linear", 64), ("vectorized", 16), ("vectorized", 64), ("vectorized", 1024)]
 )
 def test_real_tile_size(executor: str, layout: str, page: int, causal: bool) -> None:
-    # Keys and rows around the edges of the fallback's own tiles, one of them before, one at, one after the edge.
+    # Keys and rows before, at and after the edges of the fallback's own tiles, which are long where rows are few.
     rng = random.Random(fresh_seed())
     group = 4
-    edges = [CPU.keys - 1, CPU.keys, CPU.keys + 1, 2 * CPU.keys, 2 * CPU.keys + 1]
+    edges = [multiple * CPU.keys + off for multiple in (1, 2, 3) for off in (-1, 0, 1)]
+    long_edges = [CPU.most_keys - 1, CPU.most_keys, CPU.most_keys + 1]
     rows = [CPU.rows // group - 1, CPU.rows // group, CPU.rows // group + 1]
     case = Case(
         [rng.choice(rows), 3, rng.choice([1, 2])],
-        [rng.choice(edges), 0, rng.choice(edges)],
+        [rng.choice(edges), 0, rng.choice(long_edges)],
         heads=group,
         kv_heads=1,
+        dim_v=128 if page in (1, 64) else 96,
         layout=layout,
         page=page,
         table=rng.choice(["block", "csr"]),
@@ -212,15 +214,21 @@ def test_attention_sink(executor: str, layout: str, page: int, place: str) -> No
 
 
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
-@pytest.mark.parametrize("which", ["small", "grow", "shrink", "grow-nan"])
-def test_scores_from_small_to_large(executor: str, which: str, causal: bool) -> None:
-    # Small scores need no running maximum, so an implementation may go without until large ones come.
-    case = Case([90], [500], heads=4, kv_heads=2, layout="slots", page=1, causal=causal, seed=fresh_seed())
+@pytest.mark.parametrize("which", ["small", "bounded", "grow", "shrink", "grow-nan"])
+@pytest.mark.parametrize("dim_v", [128, 96])
+def test_scores_from_small_to_large(executor: str, dim_v: int, which: str, causal: bool) -> None:
+    # Small scores need no running maximum, so an implementation may go without until large ones come. Large is beyond
+    # the range of float32 (base 2: +-134, or +-43 where all are to stay bounded): half of the rows see large keys as
+    # all that counts, the other half as nothing beside the small ones.
+    case = Case([90], [500], heads=4, kv_heads=2, dim_v=dim_v, layout="slots", page=1, causal=causal, seed=fresh_seed())
     built = build(case)
     generator = torch.Generator().manual_seed(case.seed)
+    direction = torch.where(torch.rand(case.dim, generator=generator) < 0.5, -1.0, 1.0)
+    sign = torch.where(torch.arange(90) % 2 == 0, 1.0, -1.0)[:, None, None]
+    built.q.copy_((sign * direction + 0.25 * built.q.float()).to(E4M3))
     for index in range(500):
-        large = {"small": False, "shrink": index < 300}.get(which, index >= 300)
-        key = torch.randn(2, case.dim, generator=generator) * (16.0 if large else 0.5)
+        gain = {"small": 0.0, "bounded": 3.5, "shrink": 11.0 * (index < 300)}.get(which, 11.0 * (index >= 300))
+        key = gain * direction + 0.5 * torch.randn(2, case.dim, generator=generator)
         token(built, "k", 0, index).copy_(key.to(E4M3).view(torch.uint8))
         # Positive: what cancels beside scores this large is beyond float32.
         value = 0.5 + torch.rand(2, case.dim_v, generator=generator)

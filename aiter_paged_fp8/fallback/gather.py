@@ -15,6 +15,8 @@ from ..layouts import PACK, Cache
 MANTISSA_SHIFT, FP8_SCALE, UNUSED_EXPONENT_BIT = 10 - 3, 2.0 ** (15 - 7), 1 << 14
 #: What becomes of e4m3's NaN, S.1111.111.
 NAN_AS_HALF = 1.875
+#: Pieces are cut at multiples of this many tokens, so that the same tokens give the same bits at smaller page sizes.
+COMMON_PAGE = 64
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,8 @@ def pieces(kv_len: int, page: int, large_until: int, small: int, large: int) -> 
     at = 0
     while at < kv_len:
         tokens = max(small, min(large, large_until - at))
+        if tokens > COMMON_PAGE:
+            tokens -= tokens % COMMON_PAGE
         first, low = divmod(at, page)
         if page <= tokens and not low:
             last = min(first + tokens // page, -(-kv_len // page))
@@ -97,14 +101,16 @@ def gather(
         [heads, tokens, D] and [heads, tokens, Dv] float32, views of the workspace, tokens up to the request's length
         only; all values divided by `FP8_SCALE`.
     k_has_nan : bool
-        Whether a NaN is among the bytes gathered for K. Looked for on CPU only, where it costs no wait.
+        Whether a NaN is in K. Looked for on CPU only, where it costs no wait.
     """
     ids = page_ids[piece.first : piece.last].clamp(0, cache.pages - 1)
     slots = slice(piece.low, piece.high)
     k, k_has_nan = _dense(cache.k_part(heads, slots), ids, cache.k_by_head, cache.head_dim, space.k, space.halves)
     v, _ = _dense(cache.v_part(heads, slots), ids, cache.v_by_head, cache.head_dim_v, space.v, space.halves)
     tokens = piece.stop - piece.start
-    return k[:, :tokens], v[:, :tokens], k_has_nan
+    k, v = k[:, :tokens], v[:, :tokens]
+    # What stands behind the length may be NaN and must not matter, not even for the choice of arithmetic.
+    return k, v, k_has_nan and bool(k.isnan().any())
 
 
 def _dense(
