@@ -7,7 +7,8 @@ quiets it.
 
 lanes       which lane an operand comes from: DPP, swaps, LDS permutes and swizzles, transpose reads
 bits        integer and bit-field instructions
-floats      f32 arithmetic: single-rounded FMA, minima and maxima, division helpers, classes, clamp
+floats      f32 arithmetic: single-rounded FMA, minima and maxima, comparisons, classes, output modifiers
+division    ldexp and the helpers of the f32 division macro
 conversion  f32, f16, bf16, f64 and integers into each other
 functions   exp2, log2, rcp, rsq, sqrt, sin, cos, and the exact ones: floor, fract, frexp, ldexp
 halves      f16 and packed f16 arithmetic, dot products with f32 accumulation

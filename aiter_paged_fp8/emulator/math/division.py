@@ -1,0 +1,131 @@
+"""The three helpers of the f32 division macro, and the scaling instructions they are built from."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aiter_paged_fp8.emulator.math import U32, Bool
+from aiter_paged_fp8.emulator.math.floats import (
+    DEFAULT_NAN,
+    INFINITY,
+    MAGNITUDE,
+    QUIET,
+    SIGN,
+    SMALLEST_NORMAL,
+    ZERO,
+    as_bits,
+    as_f32,
+    fma_f32,
+    is_nan,
+    select,
+    settle_nan,
+)
+
+_quietly = np.errstate(all="ignore")
+
+# V_DIV_SCALE_F32: exponents this far apart would overflow the quotient's iteration, and numerators with an exponent
+# field at or below this would leave its residuals subnormal.
+_FAR_APART = 96
+_TINY_NUMERATOR = 23
+# What V_DIV_SCALE_F32 scales by and V_DIV_FMAS_F32 takes back, as a power of two.
+_SCALE = 64
+# V_DIV_FIXUP_F32: the quotient of exponents this far apart is below half of the smallest subnormal.
+_UNDERFLOW = -150
+
+
+_BIAS = 127
+_SMALLEST_NORMAL = float(np.finfo(np.float32).smallest_normal)
+
+
+def _exponent(bits: U32) -> NDArray[np.int32]:
+    return ((bits & INFINITY) >> np.uint32(23)).astype(np.int32)
+
+
+@_quietly
+def ldexp_f32(value: U32, exponent: U32, *, denorm: int = 3) -> U32:
+    """V_LDEXP_F32: value * 2**exponent, the exponent a signed integer, rounded once."""
+    power = np.clip(np.asarray(exponent).view(np.int32), -1000, 1000)
+    scaled = np.ldexp(as_f32(np.asarray(value)).astype(np.float64), power).astype(np.float32)
+    result = settle_nan(as_bits(scaled), value)
+    return result if denorm & 2 else select((result & INFINITY) == 0, result & SIGN, result)
+
+
+@_quietly
+def div_scale_f32(s0: U32, s1: U32, s2: U32) -> tuple[U32, Bool]:
+    """V_DIV_SCALE_F32: scale `s0`, which is the denominator `s1` or the numerator `s2`.
+
+    The manual asks whether 1 / s1 is a subnormal double, which no float's reciprocal is. A subnormal float is what
+    V_RCP_F32 would flush and the macro could not do without, so that is what is tested here.
+
+    Returns
+    -------
+    result : ndarray of uint32
+    vcc : ndarray of bool
+        The quotient needs scaling back (V_DIV_FMAS_F32).
+    """
+    s0, s1, s2 = np.broadcast_arrays(s0, s1, s2)
+    value, denominator, numerator = as_f32(s0), as_f32(s1), as_f32(s2)
+    # Quotients in f64, where none is subnormal.
+    wide = denominator.astype(np.float64)
+    reciprocal_tiny = np.abs(1.0 / wide) < _SMALLEST_NORMAL
+    quotient = np.abs(numerator.astype(np.float64) / wide)
+    quotient_tiny = (quotient < _SMALLEST_NORMAL) & (quotient > 0)
+    denominator_tiny = ((s1 & MAGNITUDE) < SMALLEST_NORMAL) & ((s1 & MAGNITUDE) != 0)
+
+    is_denominator, is_numerator = value == denominator, value == numerator
+    zero = (numerator == 0) | (denominator == 0)
+    far = _exponent(s2) - _exponent(s1) >= _FAR_APART
+    tiny = _exponent(s2) <= _TINY_NUMERATOR
+
+    # The manual's chain of conditions, first match wins.
+    chain = [zero, far, denominator_tiny, reciprocal_tiny & quotient_tiny, reciprocal_tiny, quotient_tiny, tiny]
+    none = np.zeros(s0.shape, np.int32)
+    shift = np.select(
+        chain,
+        [
+            none,
+            none + _SCALE * is_denominator,
+            none + _SCALE,
+            none + _SCALE * is_denominator,
+            none - _SCALE,
+            none + _SCALE * is_numerator,
+            none + _SCALE,
+        ],
+        none,
+    )
+    vcc = np.select(chain, [none, none + 1, none, none + 1, none, none + 1, none], none).astype(bool)
+    result = np.where(shift != 0, ldexp_f32(s0, shift.view(np.uint32)), s0)
+    return np.where(zero, DEFAULT_NAN, result), vcc
+
+
+def div_fmas_f32(s0: U32, s1: U32, s2: U32, vcc: Bool) -> U32:
+    """V_DIV_FMAS_F32: FMA, scaled back where `vcc` says that V_DIV_SCALE_F32 scaled.
+
+    The CDNA4 manual multiplies by 2**32, which takes back neither of V_DIV_SCALE_F32's two scalings. As later manuals
+    have it, `s2`, the quotient so far, tells them apart: from 2 upwards the denominator was scaled and the quotient is
+    too small by 2**64, below that the numerator was.
+    """
+    result = fma_f32(s0, s1, s2)
+    if not vcc.any():
+        return result
+    power = np.where(_exponent(s2) > _BIAS, np.int32(_SCALE), np.int32(-_SCALE))
+    return select(vcc, ldexp_f32(result, power.view(np.uint32)), result)
+
+
+@_quietly
+def div_fixup_f32(s0: U32, s1: U32, s2: U32) -> U32:
+    """V_DIV_FIXUP_F32: the quotient `s0` of numerator `s2` and denominator `s1`, special cases put right."""
+    s0, s1, s2 = np.broadcast_arrays(s0, s1, s2)
+    sign = (s1 ^ s2) & SIGN
+    bottom, top = s1 & MAGNITUDE, s2 & MAGNITUDE
+    return np.select(
+        [
+            is_nan(s2),
+            is_nan(s1),
+            (bottom == 0) & (top == 0) | (bottom == INFINITY) & (top == INFINITY),
+            (bottom == 0) | (top == INFINITY),
+            (bottom == INFINITY) | (top == 0),
+            _exponent(s2) - _exponent(s1) < _UNDERFLOW,
+        ],
+        [s2 | QUIET, s1 | QUIET, np.full(s0.shape, DEFAULT_NAN), sign | INFINITY, sign | ZERO, sign | ZERO],
+        sign | (s0 & MAGNITUDE),
+    )
