@@ -1,0 +1,35 @@
+"""A gfx950 machine for compiled kernels: executes the assembly that FlyDSL's compiler emits, on numpy alone.
+
+It takes ISA text, a grid and kernel arguments, runs the kernel on the caller's memory, counts what was executed and
+reports races, missing waits, undefined values and illegal addresses. It knows nothing of attention, torch or FlyDSL.
+"""
+
+from .counts import Counts
+from .errors import EmulatorError, MachineFault, MemoryFault, ProgramError, UnimplementedInstruction
+from .loader import LoadedProgram, load
+from .machine import Launch, Machine, Result
+from .memory import Memory, Region
+from .options import Checks, Options
+from .program import Program
+from .reports import HazardError, Report
+
+__all__ = [
+    "Checks",
+    "Counts",
+    "EmulatorError",
+    "HazardError",
+    "Launch",
+    "LoadedProgram",
+    "Machine",
+    "MachineFault",
+    "Memory",
+    "MemoryFault",
+    "Options",
+    "Program",
+    "ProgramError",
+    "Region",
+    "Report",
+    "Result",
+    "UnimplementedInstruction",
+    "load",
+]

@@ -1,0 +1,57 @@
+"""Loading: decode every instruction of a program once, or refuse the whole program."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+
+from .errors import UnimplementedInstruction
+from .operation import TABLE, Environment, Operation, Unimplemented, decode
+from .program import Program
+
+FAMILIES = ("control", "scalar", "vector", "arithmetic", "smem", "vmem")
+
+
+def load_table() -> dict[str, object]:
+    """Import every instruction family; return the table of implemented mnemonics."""
+    for family in FAMILIES:
+        importlib.import_module(f"{__package__}.isa.{family}")
+    return dict(TABLE)
+
+
+@dataclass
+class LoadedProgram:
+    """A program whose instructions are decoded."""
+
+    program: Program
+    environment: Environment
+    operations: list[Operation]
+
+
+_loaded: dict[str, LoadedProgram] = {}
+
+
+def load(program: Program) -> LoadedProgram:
+    """Decode a program; every instruction that is not implemented is named in one error.
+
+    Kernel names are not unique, so the cache is keyed on the text's digest.
+    """
+    known = _loaded.get(program.digest)
+    if known is not None:
+        return known
+    load_table()
+    environment = Environment(program, agpr_base=program.vgprs)
+    operations: list[Operation] = []
+    problems: list[tuple[int, str, str]] = []
+    for instruction in program.instructions:
+        try:
+            operations.append(decode(instruction, environment))
+        except Unimplemented as error:
+            problems.append((instruction.line, instruction.text, str(error)))
+    if not program.instructions or not program.instructions[-1].mnemonic.startswith(("s_endpgm", "s_branch")):
+        last = program.instructions[-1] if program.instructions else None
+        problems.append((last.line if last else 0, last.text if last else "", "the text ends without s_endpgm"))
+    if problems:
+        raise UnimplementedInstruction(program.name, problems)
+    loaded = _loaded[program.digest] = LoadedProgram(program, environment, operations)
+    return loaded

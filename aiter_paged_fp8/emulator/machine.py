@@ -1,0 +1,312 @@
+"""The machine: runs a decoded program over a grid, all waves that stand at the same program counter together."""
+
+from __future__ import annotations
+
+import gc
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .counts import Counter, Counts
+from .errors import MachineFault
+from .hazards import HazardChecks
+from .lds import Lds
+from .loader import LoadedProgram
+from .memory import Memory, Region
+from .options import Options
+from .pending import Pending
+from .reports import Report, Reports
+from .schedule import Scheduler, rectangles
+from .setup import initial_state
+from .state import LANES, Files, Group, Rect
+
+Triple = tuple[int, int, int]
+
+# What an operation returns when the machine has to act.
+END, BARRIER = object(), object()
+
+# Largest values of the counters (manual, "S_WAITCNT"): issue stalls there, which retires the oldest.
+VM_LIMIT, LGKM_LIMIT = 63, 15
+
+
+@dataclass
+class Launch:
+    """One launch: what to run on what.
+
+    Attributes
+    ----------
+    grid : tuple of int
+        Workgroups in x, y, z.
+    block : tuple of int
+        Threads of a workgroup in x, y, z.
+    kernarg : bytes
+        Content of the kernarg segment.
+    dynamic_lds : int
+        LDS bytes beyond the program's static ones.
+    """
+
+    program: LoadedProgram
+    grid: Triple
+    block: Triple
+    kernarg: bytes
+    dynamic_lds: int = 0
+
+
+@dataclass
+class Result:
+    """What came out of a launch, beside the bytes in memory."""
+
+    kernel: str
+    grid: Triple
+    block: Triple
+    counts: Counts
+    reports: list[Report]
+    trace: dict[tuple[int, int], list[int]] | None = None
+
+
+class Machine:
+    """Runs one launch.
+
+    Parameters
+    ----------
+    launch : Launch
+    memory : Memory
+        Registered tensors.
+    options : Options
+    """
+
+    def __init__(self, launch: Launch, memory: Memory, options: Options) -> None:
+        self.launch = launch
+        self.loaded = launch.program
+        self.program = launch.program.program
+        self.operations = launch.program.operations
+        self.memory = memory
+        self.options = options
+        threads = launch.block[0] * launch.block[1] * launch.block[2]
+        if not 1 <= threads <= 1024:
+            raise MachineFault(f"a workgroup of {launch.block} = {threads} threads; 1 to 1024 are possible")
+        self.threads = threads
+        self.waves = -(-threads // LANES)
+        self.workgroups = launch.grid[0] * launch.grid[1] * launch.grid[2]
+        self.lds_size = self.program.lds_size + launch.dynamic_lds
+        self.reports = Reports(self.program)
+        self.counter = Counter(self.loaded)
+        self.random = random.Random(options.seed)
+        self.trace: dict[tuple[int, int], list[int]] | None = {} if options.trace else None
+        self.late = options.memory != "earliest"
+        self.seeded_memory = options.memory == "seeded"
+        self.tick = 0
+        self.first_workgroup = 0
+        self.batch = 0
+
+    # -- launching ----------------------------------------------------------------------------------------------
+
+    def run(self) -> Result:
+        """Run every workgroup, in batches that bound memory."""
+        segment = np.frombuffer(bytearray(self.launch.kernarg) + bytes(-len(self.launch.kernarg) % 16 + 16), np.uint8)
+        self.kernarg = Region(
+            "the kernarg segment", segment.ctypes.data, len(self.launch.kernarg), writable=False, keepalive=segment
+        )
+        self.memory.regions.append(self.kernarg)
+        collecting = gc.isenabled()
+        # A collection inside a run costs 0.2 s and finds nothing: a machine's objects die together.
+        gc.disable()
+        try:
+            with np.errstate(all="ignore"):
+                per_batch = max(1, self.options.max_waves // self.waves)
+                for first in range(0, self.workgroups, per_batch):
+                    self._run_batch(first, min(per_batch, self.workgroups - first))
+        finally:
+            if collecting:
+                gc.enable()
+            self.memory.regions.remove(self.kernarg)
+        result = Result(
+            self.program.name,
+            self.launch.grid,
+            self.launch.block,
+            self.counter.finish(self.workgroups, self.waves),
+            self.reports.items,
+            self.trace,
+        )
+        if self.options.on_report == "raise" and result.reports:
+            self.reports.throw()
+        return result
+
+    def _run_batch(self, first: int, count: int) -> None:
+        self.first_workgroup, self.batch = first, count
+        environment = self.loaded.environment
+        self.files = Files(
+            environment.agpr_base + self.program.agprs, self.waves, count, self.options.poison & 0xFFFFFFFF
+        )
+        self.all_lanes = np.ones((self.waves, count, LANES), np.bool_)
+        self.lds = Lds(self, self.lds_size, count)
+        self.hazards = HazardChecks(self)
+        self.at_barrier = np.zeros((self.waves, count), np.bool_)
+        self.ended = np.zeros((self.waves, count), np.bool_)
+        self.executed = 0
+        defined = initial_state(self, first, count)
+        whole = Group(self, Rect(0, self.waves, 0, count), 0)
+        self.hazards.begin(whole, defined)
+        scheduler = self.scheduler = Scheduler(self, whole)
+        while True:
+            group = scheduler.pick()
+            if group is None:
+                break
+            self._advance(group, scheduler)
+        if not self.ended.all():
+            self._deadlock()
+
+    # -- the loop -----------------------------------------------------------------------------------------------
+
+    def _advance(self, group: Group, scheduler: Scheduler) -> None:
+        """Run a group until it blocks, diverges, ends or reaches a place where another one stands."""
+        operations, executed = self.operations, self.counter.executed
+        hazards, stops, trace = self.hazards, scheduler.stops, self.trace
+        budget = scheduler.budget
+        waves, pc = group.waves, group.pc
+        busy, undefined = group.busy, group.undefined
+        steps = 0
+        while True:
+            op = operations[pc]
+            executed[pc] += waves
+            if busy and not op.regs.isdisjoint(busy):
+                hazards.in_flight(group, op)
+            if undefined and not op.regs.isdisjoint(undefined):
+                hazards.undefined(group, op)
+            if trace is not None:
+                self._trace(group, pc)
+            steps += 1
+            outcome = op.run(group)
+            if outcome is None:
+                pc += 1
+            elif outcome.__class__ is int:
+                backward = outcome <= pc
+                pc = outcome
+                if backward:
+                    self.executed += steps
+                    budget -= steps
+                    steps = 0
+                    if self.executed > self.options.max_instructions:
+                        raise MachineFault(
+                            f"kernel {self.program.name}: more than {self.options.max_instructions} instructions "
+                            f"executed by one group of waves, at {self.program.describe(pc)}: it does not end"
+                        )
+                    if scheduler.shared or budget <= 0:
+                        group.pc = pc
+                        scheduler.ready(group)
+                        return
+            else:
+                group.pc = pc
+                self.tick += steps
+                self._control(group, outcome, scheduler)
+                return
+            if pc in stops or steps > budget:
+                self.tick += steps
+                group.pc = pc
+                scheduler.ready(group)
+                return
+
+    def _control(self, group: Group, outcome: Any, scheduler: Scheduler) -> None:
+        if outcome is END:
+            self.retire(group, group.vm, 0)
+            self.retire(group, group.lgkm, 0)
+            self.ended[group.rect.slices] = True
+            scheduler.remove(group)
+            scheduler.release_barriers()
+        elif outcome is BARRIER:
+            group.pc += 1
+            self.at_barrier[group.rect.slices] = True
+            scheduler.block(group)
+            scheduler.release_barriers()
+        else:
+            taken: np.ndarray = outcome
+            op = self.operations[group.pc]
+            assert op.instruction.target is not None
+            for where, pc in ((taken, op.instruction.target), (~taken, group.pc + 1)):
+                for rect in rectangles(where, group.rect):
+                    scheduler.ready(self.split(group, rect, pc))
+            scheduler.remove(group)
+
+    def _trace(self, group: Group, pc: int) -> None:
+        assert self.trace is not None
+        line = self.program.instructions[pc].line
+        for workgroup in range(group.rect.g0, group.rect.g1):
+            for wave in range(group.rect.w0, group.rect.w1):
+                self.trace.setdefault((self.first_workgroup + workgroup, wave), []).append(line)
+
+    def split(self, group: Group, rect: Rect, pc: int) -> Group:
+        """Return the part of a group in a sub-rectangle, as a group of its own."""
+        part = Group(self, rect, pc)
+        part.vm = [pending.cut(rect, group.rect) for pending in group.vm]
+        part.lgkm = [pending.cut(rect, group.rect) for pending in group.lgkm]
+        for pending in (*part.vm, *part.lgkm):
+            for register in pending.op.writes:
+                if register in group.busy and group.busy[register].op is pending.op:
+                    part.busy[register] = pending
+        self.hazards.cut(group, part)
+        return part
+
+    # -- outstanding memory operations --------------------------------------------------------------------------
+
+    def issue(self, group: Group, pending: Pending, *, lgkm: bool) -> None:
+        """Put a memory operation on its way."""
+        queue = group.lgkm if lgkm else group.vm
+        queue.append(pending)
+        for register in pending.op.writes:
+            group.busy[register] = pending
+        if not self.late:
+            pending.effect(group, pending.payload)
+            pending.done = True
+        elif self.seeded_memory:
+            for waiting in queue[: self.random.randint(0, len(queue))]:
+                if not waiting.done:
+                    waiting.effect(group, waiting.payload)
+                    waiting.done = True
+        limit = LGKM_LIMIT if lgkm else VM_LIMIT
+        if len(queue) > limit:
+            self.retire(group, queue, limit)
+
+    def retire(self, group: Group, queue: list[Pending], keep: int) -> None:
+        """Let the oldest operations take effect until ``keep`` are left (s_waitcnt)."""
+        if len(queue) <= keep:
+            return
+        if keep and not all(pending.in_order for pending in queue):
+            # Scalar loads return out of order: a wait for fewer than all of them says nothing about any, and LDS
+            # operations between them are only known to be done when the whole count is zero.
+            return
+        count = len(queue) - keep
+        for pending in queue[:count]:
+            if not pending.done:
+                pending.effect(group, pending.payload)
+                pending.done = True
+            if pending.events:
+                self.hazards.publish(group, pending)
+            for register in pending.op.writes:
+                if group.busy.get(register) is pending:
+                    del group.busy[register]
+        del queue[:count]
+
+    # -- names for reports --------------------------------------------------------------------------------------
+
+    def wave_of(self, group: Group, wave: int) -> int:
+        """Wave within its workgroup, of a position in the group."""
+        return group.rect.w0 + wave
+
+    def workgroup_of(self, group: Group, workgroup: int) -> Triple:
+        """Workgroup id, of a position in the group."""
+        linear = self.first_workgroup + group.rect.g0 + workgroup
+        gx, gy, _ = self.launch.grid
+        return linear % gx, linear // gx % gy, linear // (gx * gy)
+
+    def locate(self, group: Group, wave: int, workgroup: int) -> str:
+        """``workgroup (x, y, z), wave n``."""
+        return f"workgroup {self.workgroup_of(group, workgroup)}, wave {self.wave_of(group, wave)}"
+
+    def _deadlock(self) -> None:
+        waiting = np.argwhere(self.at_barrier & ~self.ended)
+        missing = np.argwhere(~self.at_barrier & ~self.ended)
+        raise MachineFault(
+            f"kernel {self.program.name}: deadlock: {len(waiting)} waves wait at s_barrier for {len(missing)} others"
+        )

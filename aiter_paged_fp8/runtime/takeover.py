@@ -1,0 +1,152 @@
+"""Sessions in which FlyDSL launches run on the emulator.
+
+with emulated() as session:
+    axpy(a, b, c, 2.0, 1024)
+print(session.launches[-1].counts.instructions)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ..emulator import Launch, Machine, Memory, Options, Program, Region, Result, load
+from . import flydsl_private
+
+
+def tensor_extent(tensor: Any) -> int:
+    """Bytes from a tensor's first element to the end of its last one: of the view, never of its storage."""
+    if tensor.numel() == 0:
+        return 0
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return (last + 1) * tensor.element_size()
+
+
+class EmulatorSession(flydsl_private.Receiver):
+    """Runs FlyDSL launches of its thread on the emulator.
+
+    Parameters
+    ----------
+    options : Options
+        Memory timing, wave schedule, checks.
+    cache_dir : path, optional
+        Disk cache for compiled ISA; never one that hardware builds use. None: no disk cache.
+
+    Attributes
+    ----------
+    launches : list of Result
+        One per launch, in order: kernel, grid, counts, reports.
+    memory : Memory
+        Tensors registered for the whole session, for kernels that take bare addresses.
+    """
+
+    def __init__(self, options: Options | None = None, *, cache_dir: str | Path | None = None) -> None:
+        self.options = options or Options()
+        self.cache_dir = None if cache_dir is None else Path(cache_dir)
+        self.launches: list[Result] = []
+        self.memory = Memory()
+        self.launching = True
+        self._read_only: set[int] = set()
+        self._arguments: list[tuple[str, Any]] = []
+        self._error: BaseException | None = None
+
+    def register(self, tensor: Any, name: str = "tensor", *, writable: bool = True) -> Region:
+        """Make a tensor legal to access in every launch: for kernels that take bare addresses."""
+        return self.memory.register(name, tensor.data_ptr(), tensor_extent(tensor), writable=writable, keepalive=tensor)
+
+    def read_only(self, *tensors: Any) -> None:
+        """Make stores to these tensor arguments a fault."""
+        self._read_only.update(tensor.data_ptr() for tensor in tensors)
+
+    @contextlib.contextmanager
+    def compile_only(self) -> Iterator[None]:
+        """Let ``flyc.compile`` compile without launching."""
+        self.launching = False
+        try:
+            yield
+        finally:
+            self.launching = True
+
+    # -- what FlyDSL's host code calls --------------------------------------------------------------------------
+
+    def begin_call(self, arguments: list[tuple[str, Any]]) -> None:
+        """Remember the tensors of a call."""
+        self._arguments = arguments
+        self._error = None
+
+    def end_call(self) -> None:
+        """Raise what went wrong in a callback, which can't raise through host code."""
+        self._arguments = []
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def launch(
+        self, isa: str, kernel: str, grid: tuple[int, ...], block: tuple[int, ...], lds: int, parameters: list[int]
+    ) -> None:
+        """Run one kernel; an error is kept until host code has returned."""
+        if self._error is not None:
+            return
+        try:
+            self._run(isa, kernel, grid, block, lds, parameters)
+        except BaseException as error:
+            self._error = error
+
+    def _run(
+        self, isa: str, kernel: str, grid: tuple[int, ...], block: tuple[int, ...], lds: int, parameters: list[int]
+    ) -> None:
+        loaded = load(Program.parse(isa, kernel))
+        memory = Memory()
+        memory.regions.extend(self.memory.regions)
+        for name, tensor in self._arguments:
+            address = tensor.data_ptr()
+            memory.register(
+                name, address, tensor_extent(tensor), writable=address not in self._read_only, keepalive=tensor
+            )
+        launch = Launch(
+            loaded,
+            (grid[0], grid[1], grid[2]),
+            (block[0], block[1], block[2]),
+            pack_kernarg(loaded.program, parameters),
+            lds,
+        )
+        self.launches.append(Machine(launch, memory, self.options).run())
+
+
+def pack_kernarg(program: Program, parameters: list[int]) -> bytes:
+    """Lay argument values out as the kernel's metadata says.
+
+    Parameters
+    ----------
+    parameters : list of int
+        Address of each argument's value, in order.
+    """
+    metadata = program.metadata
+    segment = bytearray(metadata.kernarg_size)
+    visible = [argument for argument in metadata.arguments if not argument.hidden]
+    if len(visible) != len(parameters):
+        raise ValueError(
+            f"kernel {program.name} takes {len(visible)} arguments by its metadata, the launch passes {len(parameters)}"
+        )
+    for argument, address in zip(visible, parameters, strict=True):
+        segment[argument.offset : argument.offset + argument.size] = ctypes.string_at(address, argument.size)
+    return bytes(segment)
+
+
+@contextlib.contextmanager
+def emulated(options: Options | None = None, *, cache_dir: str | Path | None = None) -> Iterator[EmulatorSession]:
+    """Run every FlyDSL launch of this thread on the emulator.
+
+    Parameters
+    ----------
+    options : Options
+        Memory timing, wave schedule, checks.
+    cache_dir : path, optional
+        Disk cache of the emulator's own.
+    """
+    session = EmulatorSession(options, cache_dir=cache_dir)
+    with flydsl_private.receiving(session):
+        yield session
