@@ -1,0 +1,324 @@
+"""Buffer loads and stores, and loads that go straight to LDS (manual, "Vector memory buffer instructions").
+
+Range rule, per dword e of a lane: in range iff inst_offset + soffset + voffset + 4*(e+1) <= num_records. The manual leaves
+soffset out; AMD's functional emulator counts it. Out-of-range loads give 0, stores are dropped, DMA writes zeros to LDS.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..memory import Access, load_small, load_words
+from ..operation import Environment, Operation, Unimplemented, instruction
+from ..pending import Pending
+from ..state import LANES, SCALAR_ID, Group
+from ..syntax import M0, Instruction, Name, Operand
+from .operands import Getter, scalar_source, want_register
+from .vmem import (
+    CACHE_MODIFIERS,
+    NARROW_LOADS,
+    NARROW_STORES,
+    WORDS,
+    extend,
+    global_address,
+    put_narrow,
+    store_words,
+    write_words,
+)
+
+FAMILY = "buffer"
+U32, U64, I64 = np.uint32, np.uint64, np.int64
+MODIFIERS = ("offen", "idxen", "offset", "lds", *CACHE_MODIFIERS)
+BASE_MASK = U64(0xFFFFFFFFFFFF)
+# M0 holds a byte address of LDS in its low 18 bits.
+M0_MASK = U32(0x3FFFF)
+LDS_LANE_STRIDE = {1: 4, 3: 16, 4: 16}
+LANE = np.arange(LANES, dtype=U32)
+
+
+@dataclass
+class Address:
+    """Decoded address of a buffer instruction."""
+
+    resource: int
+    offset_row: int | None
+    index_row: int | None
+    soffset: Getter
+    immediate: int
+    ids: set[int]
+
+    def offsets(self, g: Group) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Byte offsets per lane (int64), num_records and base per wave."""
+        words = [g.s[self.resource + k] for k in range(4)]
+        base = g.wide(self.resource) & BASE_MASK
+        records = words[2].astype(I64)
+        uniform = np.asarray(self.soffset(g)).astype(I64) + self.immediate
+        if uniform.ndim:
+            uniform = uniform[..., None]
+        if self.offset_row is not None:
+            offsets = g.v[self.offset_row] + uniform
+        else:
+            offsets = np.zeros((*g.shape, LANES), I64) + uniform
+        stride = (words[1] >> U32(16) & U32(0x3FFF)).astype(I64)
+        if stride.any():
+            # A structured buffer counts records of its stride.
+            records = records * np.maximum(stride, 1)
+            if self.index_row is not None:
+                offsets = offsets + g.v[self.index_row] * stride[..., None]
+        return offsets, records, base
+
+
+def decode_address(ins: Instruction, env: Environment, position: int) -> Address:
+    """Address operands from ``position``: vaddr (or off), resource, soffset."""
+    vaddr: Operand = ins.operands[position]
+    resource = want_register(ins.operands[position + 1], "s", 4)
+    soffset = ins.operands[position + 2]
+    offen, idxen = ins.flag("offen"), ins.flag("idxen")
+    offset_row = index_row = None
+    if offen or idxen:
+        row = env.row(want_register(vaddr, "v", 2 if offen and idxen else 1))
+        index_row = row if idxen else None
+        offset_row = (row + 1 if idxen else row) if offen else None
+    elif not (isinstance(vaddr, Name) and vaddr.text == "off"):
+        raise Unimplemented("an address register without offen or idxen")
+    ids = env.ids(resource, soffset)
+    if offen or idxen:
+        ids |= env.ids(vaddr)
+    return Address(resource.index, offset_row, index_row, scalar_source(soffset), ins.integer("offset"), ids)
+
+
+def resolve(
+    op: Operation, g: Group, address: Address, count: int, unit: int, *, write: bool
+) -> tuple[list[Access], bool]:
+    """Find where an access goes.
+
+    Returns
+    -------
+    accesses : list of Access
+        One for all elements, or one per element where some lie out of range.
+    whole : bool
+        Which of the two.
+    """
+    offsets, records, base = address.offsets(g)
+    memory, mask = g.machine.memory, g.exec
+    size = unit * count
+    if g.full:
+        inside = int(offsets.max()) + size <= int(records.min()) and int(offsets.min()) >= 0
+    else:
+        inside = not bool(((offsets + size > records[..., None]) & mask).any())
+    addresses = offsets.view(U64) + base[..., None]
+    if inside:
+        return [memory.resolve(op, g, addresses, mask, size, write=write)], True
+    accesses = []
+    for element in range(count):
+        live = mask & (offsets + unit * (element + 1) <= records[..., None]) & (offsets >= 0)
+        place = addresses + U64(unit * element)
+        accesses.append(memory.resolve(op, g, place, live, unit, write=write) if live.any() else [])
+    return accesses, False
+
+
+def gather(accesses: list[Access], whole: bool, count: int, shape: tuple[int, ...]) -> list[Any]:
+    """Dwords of every element; 0 where out of range."""
+    if whole:
+        return load_words(accesses[0], count, shape)
+    values = []
+    for access in accesses:
+        value = np.zeros(shape, U32)
+        for region, offsets, mask in access:
+            np.copyto(value, region.load_words(offsets, 1)[0], where=mask)
+        values.append(value)
+    return values
+
+
+def note(g: Group, op: Operation, accesses: list[Access], unit: int, count: int, whole: bool, *, write: bool) -> None:
+    """Count and check the global side of an access."""
+    size = unit * count if whole else unit
+    for access in accesses:
+        if write:
+            g.machine.hazards.global_write(g, op, access, size)
+        else:
+            g.machine.hazards.global_read(g, op, access, size)
+
+
+@instruction(
+    *(f"buffer_load_dword{suffix}" for suffix in WORDS),
+    family=FAMILY,
+    section="BUFFER_LOAD_DWORD",
+    modifiers=MODIFIERS,
+)
+def buffer_load_dword(ins: Instruction, env: Environment) -> Operation:
+    """Load consecutive dwords to registers, or with ``lds`` to LDS."""
+    count = WORDS[ins.mnemonic.removeprefix("buffer_load_dword")]
+    if ins.flag("lds"):
+        return _buffer_to_lds(ins, env, count)
+    target = want_register(ins.operands[0], "va", count)
+    row = env.row(target)
+    address = decode_address(ins, env, 1)
+
+    def effect(g: Group, payload: Any) -> None:
+        accesses, whole, mask = payload
+        write_words(g, row, gather(accesses, whole, count, mask.shape), mask)
+
+    def run(g: Group) -> None:
+        accesses, whole = resolve(op, g, address, count, 4, write=False)
+        note(g, op, accesses, 4, count, whole, write=False)
+        g.machine.issue(g, Pending(op, effect, (accesses, whole, g.exec)), lgkm=False)
+
+    op = Operation(ins, "vmem", run, reads=address.ids, writes=env.ids(target), sinks=address.ids)
+    return op
+
+
+@instruction(
+    *(f"buffer_load_{name}" for name in NARROW_LOADS),
+    family=FAMILY,
+    section="BUFFER_LOAD_UBYTE and others",
+    modifiers=[modifier for modifier in MODIFIERS if modifier != "lds"],
+)
+def buffer_load_narrow(ins: Instruction, env: Environment) -> Operation:
+    """Load a byte or a short."""
+    size, signed, half = NARROW_LOADS[ins.mnemonic.removeprefix("buffer_load_")]
+    target = want_register(ins.operands[0], "va", 1)
+    row = env.row(target)
+    address = decode_address(ins, env, 1)
+
+    def effect(g: Group, payload: Any) -> None:
+        accesses, whole, mask = payload
+        if whole:
+            value = load_small(accesses[0], size, mask.shape)
+        else:
+            value = np.zeros(mask.shape, U32)
+            for region, offsets, live in accesses[0]:
+                np.copyto(value, region.load_small(offsets, size), where=live)
+        put_narrow(g, row, extend(value, size, signed), half, mask)
+
+    def run(g: Group) -> None:
+        accesses, whole = resolve(op, g, address, 1, size, write=False)
+        note(g, op, accesses, size, 1, whole, write=False)
+        g.machine.issue(g, Pending(op, effect, (accesses, whole, g.exec)), lgkm=False)
+
+    reads = address.ids | (env.ids(target) if half else set())
+    op = Operation(ins, "vmem", run, reads=reads, writes=env.ids(target), sinks=address.ids)
+    return op
+
+
+@instruction(
+    *(f"buffer_store_dword{suffix}" for suffix in WORDS),
+    family=FAMILY,
+    section="BUFFER_STORE_DWORD",
+    modifiers=[modifier for modifier in MODIFIERS if modifier != "lds"],
+)
+def buffer_store_dword(ins: Instruction, env: Environment) -> Operation:
+    """Store consecutive dwords; the data is read at issue."""
+    count = WORDS[ins.mnemonic.removeprefix("buffer_store_dword")]
+    data = want_register(ins.operands[0], "va", count)
+    row = env.row(data)
+    address = decode_address(ins, env, 1)
+
+    def effect(g: Group, payload: Any) -> None:
+        accesses, whole, values = payload
+        if whole:
+            store_words(accesses[0], values)
+        else:
+            for access, value in zip(accesses, values, strict=True):
+                store_words(access, [value])
+
+    def run(g: Group) -> None:
+        accesses, whole = resolve(op, g, address, count, 4, write=True)
+        note(g, op, accesses, 4, count, whole, write=True)
+        values = [g.v[row + k].copy() for k in range(count)]
+        g.machine.issue(g, Pending(op, effect, (accesses, whole, values)), lgkm=False)
+
+    reads = address.ids | env.ids(data)
+    op = Operation(ins, "vmem", run, reads=reads, sinks=reads)
+    return op
+
+
+@instruction(
+    *(f"buffer_store_{name}" for name in NARROW_STORES),
+    family=FAMILY,
+    section="BUFFER_STORE_BYTE and others",
+    modifiers=[modifier for modifier in MODIFIERS if modifier != "lds"],
+)
+def buffer_store_narrow(ins: Instruction, env: Environment) -> Operation:
+    """Store a byte or a short."""
+    size, shift = NARROW_STORES[ins.mnemonic.removeprefix("buffer_store_")]
+    data = want_register(ins.operands[0], "va", 1)
+    row = env.row(data)
+    address = decode_address(ins, env, 1)
+
+    def effect(g: Group, payload: Any) -> None:
+        accesses, value = payload
+        for region, offsets, mask in accesses[0]:
+            region.store_small(offsets, value, mask, size)
+
+    def run(g: Group) -> None:
+        accesses, whole = resolve(op, g, address, 1, size, write=True)
+        note(g, op, accesses, size, 1, whole, write=True)
+        g.machine.issue(g, Pending(op, effect, (accesses, g.v[row] >> U32(shift))), lgkm=False)
+
+    reads = address.ids | env.ids(data)
+    op = Operation(ins, "vmem", run, reads=reads, sinks=reads)
+    return op
+
+
+# -- straight to LDS ----------------------------------------------------------------------------------------------------
+
+
+def _lds_target(op: Operation, g: Group, immediate: int, count: int, mask: Any) -> np.ndarray:
+    """LDS address of each lane: M0 + inst_offset + the lane's place; the lane is the physical one."""
+    base = (g.s[M0] & mask) + U32(immediate)
+    addresses = base[..., None] + LANE * U32(LDS_LANE_STRIDE[count])
+    return g.machine.lds.check(op, g, addresses, 4 * count, 4)
+
+
+def _to_lds(ins: Instruction, reads: set[int], locate: Any, immediate: int, count: int, m0_mask: Any) -> Operation:
+    if count not in LDS_LANE_STRIDE:
+        raise Unimplemented("a load to LDS has 1, 3 or 4 dwords")
+
+    def effect(g: Group, payload: Any) -> None:
+        accesses, whole, addresses, mask = payload
+        g.machine.lds.write(g, addresses, gather(accesses, whole, count, mask.shape), mask)
+
+    def run(g: Group) -> None:
+        accesses, whole = locate(g)
+        note(g, op, accesses, 4, count, whole, write=False)
+        addresses = _lds_target(op, g, immediate, count, m0_mask)
+        events = g.machine.hazards.lds_access(g, op, addresses, 4 * count, write=True, dma=True)
+        payload = (accesses, whole, addresses, g.exec)
+        g.machine.issue(g, Pending(op, effect, payload, events=events), lgkm=False)
+
+    ids = reads | {SCALAR_ID + M0}
+    op = Operation(ins, "vmem", run, reads=ids, sinks=ids)
+    return op
+
+
+def _buffer_to_lds(ins: Instruction, env: Environment, count: int) -> Operation:
+    address = decode_address(ins, env, 0)
+
+    def locate(g: Group) -> tuple[list[Access], bool]:
+        return resolve(op, g, address, count, 4, write=False)
+
+    op = _to_lds(ins, address.ids, locate, address.immediate, count, M0_MASK)
+    return op
+
+
+@instruction(
+    *(f"global_load_lds_dword{suffix}" for suffix in ("", "x3", "x4")),
+    family=FAMILY,
+    section="GLOBAL_LOAD_LDS_DWORD",
+    modifiers=["offset", *CACHE_MODIFIERS],
+)
+def global_load_lds(ins: Instruction, env: Environment) -> Operation:
+    """Load from global memory to LDS; M0 counts whole dwords here."""
+    count = WORDS[ins.mnemonic.removeprefix("global_load_lds_dword")]
+    address = global_address(ins, env, 0)
+
+    def locate(g: Group) -> tuple[list[Access], bool]:
+        access = g.machine.memory.resolve(op, g, address(g), g.exec, 4 * count, write=False)
+        return [access], True
+
+    op = _to_lds(ins, env.ids(*ins.operands), locate, ins.integer("offset"), count, M0_MASK & U32(0x3FFFC))
+    return op
