@@ -37,11 +37,11 @@ def is_signalling(bits: int) -> bool:
 def exact(kind: str, *operands: int, denorm: int = 3) -> int:
     """Sum, difference, product or fused multiply-add, rounded once; NaN rules and flushing as documented."""
     s = [o if denorm & 1 or o & 0x7F800000 else o & SIGN for o in operands]
+    if kind == "sub":
+        s[1] ^= SIGN
     for operand in s:
         if is_nan(operand):
             return operand | QUIET
-    if kind == "sub":
-        s[1] ^= SIGN
     x = [F32.value(o) for o in s]
     negative = [o >> 31 for o in s]
     if kind in ("mul", "fma"):
@@ -118,19 +118,18 @@ def test_fma_where_rounding_through_a_double_goes_wrong() -> None:
                 a.append(int(np.float32(x * 2.0**shift).view(np.uint32)))
                 b.append(int(np.float32(y * 2.0**-12).view(np.uint32)))
                 c.append(tiny)
-    # Subnormal results, whose midpoints are elsewhere: (2k+1) * 2**-150 plus or minus nearly nothing.
-    for k in range(1, 200):
-        for tiny in (1, 0x80000001):
-            a.append(int(np.float32((2 * k + 1) * 2.0**-75).view(np.uint32)))
-            b.append(int(np.float32(2.0**-75).view(np.uint32)))
-            c.append(tiny)
-        a.append(int(np.float32((2 * k + 1) * 2.0**-74 * (1 - 2.0**-20)).view(np.uint32)))
-        b.append(int(np.float32(2.0**-76 * (1 + 2.0**-20)).view(np.uint32)))
-        c.append(k)
-    # A float just above the midpoint below which everything rounds to zero.
+    # Subnormal results have their midpoints elsewhere: half a step, more or less 2**-46 of that, on a large subnormal.
+    for x, y in (((1 << 23) - 1, (1 << 23) + 1), (8392705, 8384513)):
+        assert x * y in ((1 << 46) - 1, (1 << 46) + 1)
+        for sign in (1, -1):
+            for k in range(0x400000, 0x400100):
+                a.append(int(np.float32(sign * x * 2.0**-98).view(np.uint32)))
+                b.append(int(np.float32(y * 2.0**-98).view(np.uint32)))
+                c.append(k)
+    # A product just above, at and below the midpoint under which everything rounds to zero.
     a += [0x00000001, 0x1A000001, 0x00800001]
     b += [0x3F000001, 0x1A000000, 0x3F000000]
-    c += [0, 0x80000000, 0]
+    c += [0, SIGN, 0]
     operands = [array(x) for x in (a, b, c)]
     check("fma", floats.fma_f32, operands)
     with np.errstate(all="ignore"):

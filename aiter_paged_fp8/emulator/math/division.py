@@ -10,8 +10,6 @@ from aiter_paged_fp8.emulator.math.floats import (
     MAGNITUDE,
     QUIET,
     SIGN,
-    SMALLEST_NORMAL,
-    ZERO,
     as_bits,
     as_f32,
     fma_f32,
@@ -22,10 +20,12 @@ from aiter_paged_fp8.emulator.math.floats import (
 
 _quietly = np.errstate(all="ignore")
 
-# V_DIV_SCALE_F32: exponents this far apart would overflow the quotient's iteration, and numerators with an exponent
-# field at or below this would leave its residuals subnormal.
+# V_DIV_SCALE_F32: exponents this far apart would take the quotient's iteration out of the range; numerators with an
+# exponent field at or below the second would leave its residuals subnormal; denominators from the third on have a
+# reciprocal that V_RCP_F32 flushes.
 _FAR_APART = 96
 _TINY_NUMERATOR = 23
+_HUGE_DENOMINATOR = 253
 # What V_DIV_SCALE_F32 scales by and V_DIV_FMAS_F32 takes back, as a power of two.
 _SCALE = 64
 # V_DIV_FIXUP_F32: the quotient of exponents this far apart is below half of the smallest subnormal.
@@ -33,7 +33,6 @@ _UNDERFLOW = -150
 
 
 _BIAS = 127
-_SMALLEST_NORMAL = float(np.finfo(np.float32).smallest_normal)
 
 
 def _exponent(bits: U32) -> NDArray[np.int32]:
@@ -53,8 +52,10 @@ def ldexp_f32(value: U32, exponent: U32, *, denorm: int = 3) -> U32:
 def div_scale_f32(s0: U32, s1: U32, s2: U32) -> tuple[U32, Bool]:
     """V_DIV_SCALE_F32: scale `s0`, which is the denominator `s1` or the numerator `s2`.
 
-    The manual asks whether 1 / s1 is a subnormal double, which no float's reciprocal is. A subnormal float is what
-    V_RCP_F32 would flush and the macro could not do without, so that is what is tested here.
+    The manual's conditions cannot all be meant as printed: no float's reciprocal is a subnormal double, and scaling a
+    huge denominator up makes it infinite. What is done here is what makes the division macro come out right and what
+    emulators fitted to hardware of the family do: the quotient underflows where the exponents are 96 apart, as
+    it overflows; a huge denominator is scaled down; a zero operand gives NaN and sets the condition.
 
     Returns
     -------
@@ -63,38 +64,22 @@ def div_scale_f32(s0: U32, s1: U32, s2: U32) -> tuple[U32, Bool]:
         The quotient needs scaling back (V_DIV_FMAS_F32).
     """
     s0, s1, s2 = np.broadcast_arrays(s0, s1, s2)
-    value, denominator, numerator = as_f32(s0), as_f32(s1), as_f32(s2)
-    # Quotients in f64, where none is subnormal.
-    wide = denominator.astype(np.float64)
-    reciprocal_tiny = np.abs(1.0 / wide) < _SMALLEST_NORMAL
-    quotient = np.abs(numerator.astype(np.float64) / wide)
-    quotient_tiny = (quotient < _SMALLEST_NORMAL) & (quotient > 0)
-    denominator_tiny = ((s1 & MAGNITUDE) < SMALLEST_NORMAL) & ((s1 & MAGNITUDE) != 0)
+    bottom, top = _exponent(s1), _exponent(s2)
+    is_denominator, is_numerator = as_f32(s0) == as_f32(s1), as_f32(s0) == as_f32(s2)
+    zero = ((s1 & MAGNITUDE) == 0) | ((s2 & MAGNITUDE) == 0)
+    overflows, underflows = top - bottom >= _FAR_APART, top - bottom <= -_FAR_APART
+    huge = bottom >= _HUGE_DENOMINATOR
+    tiny = (bottom == 0) | (top <= _TINY_NUMERATOR)
 
-    is_denominator, is_numerator = value == denominator, value == numerator
-    zero = (numerator == 0) | (denominator == 0)
-    far = _exponent(s2) - _exponent(s1) >= _FAR_APART
-    tiny = _exponent(s2) <= _TINY_NUMERATOR
-
-    # The manual's chain of conditions, first match wins.
-    chain = [zero, far, denominator_tiny, reciprocal_tiny & quotient_tiny, reciprocal_tiny, quotient_tiny, tiny]
-    none = np.zeros(s0.shape, np.int32)
+    nothing = np.zeros(s0.shape, np.int32)
+    # First match wins.
     shift = np.select(
-        chain,
-        [
-            none,
-            none + _SCALE * is_denominator,
-            none + _SCALE,
-            none + _SCALE * is_denominator,
-            none - _SCALE,
-            none + _SCALE * is_numerator,
-            none + _SCALE,
-        ],
-        none,
-    )
-    vcc = np.select(chain, [none, none + 1, none, none + 1, none, none + 1, none], none).astype(bool)
+        [overflows, underflows & huge, underflows, huge, tiny],
+        [is_denominator * _SCALE, is_denominator * -_SCALE, is_numerator * _SCALE, nothing - _SCALE, nothing + _SCALE],
+        0,
+    ).astype(np.int32)
     result = np.where(shift != 0, ldexp_f32(s0, shift.view(np.uint32)), s0)
-    return np.where(zero, DEFAULT_NAN, result), vcc
+    return np.where(zero, DEFAULT_NAN, result), zero | overflows | underflows
 
 
 def div_fmas_f32(s0: U32, s1: U32, s2: U32, vcc: Bool) -> U32:
@@ -113,7 +98,11 @@ def div_fmas_f32(s0: U32, s1: U32, s2: U32, vcc: Bool) -> U32:
 
 @_quietly
 def div_fixup_f32(s0: U32, s1: U32, s2: U32) -> U32:
-    """V_DIV_FIXUP_F32: the quotient `s0` of numerator `s2` and denominator `s1`, special cases put right."""
+    """V_DIV_FIXUP_F32: the quotient `s0` of numerator `s2` and denominator `s1`, special cases put right.
+
+    The manual's condition for an overflow, an exponent of `s1` that only infinities and NaNs have, can't hold where it
+    stands; a NaN quotient of two finite operands is what an overflow in the macro leaves.
+    """
     s0, s1, s2 = np.broadcast_arrays(s0, s1, s2)
     sign = (s1 ^ s2) & SIGN
     bottom, top = s1 & MAGNITUDE, s2 & MAGNITUDE
@@ -125,7 +114,8 @@ def div_fixup_f32(s0: U32, s1: U32, s2: U32) -> U32:
             (bottom == 0) | (top == INFINITY),
             (bottom == INFINITY) | (top == 0),
             _exponent(s2) - _exponent(s1) < _UNDERFLOW,
+            is_nan(s0),
         ],
-        [s2 | QUIET, s1 | QUIET, np.full(s0.shape, DEFAULT_NAN), sign | INFINITY, sign | ZERO, sign | ZERO],
+        [s2 | QUIET, s1 | QUIET, np.full(s0.shape, DEFAULT_NAN), sign | INFINITY, sign, sign, sign | INFINITY],
         sign | (s0 & MAGNITUDE),
     )

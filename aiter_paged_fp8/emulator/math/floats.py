@@ -87,12 +87,9 @@ def add_f32(s0: U32, s1: U32, *, denorm: int = 3) -> U32:
     return _flush_out(denorm, settle_nan(result, s0, s1))
 
 
-@_quietly
 def sub_f32(s0: U32, s1: U32, *, denorm: int = 3) -> U32:
-    """V_SUB_F32; V_SUBREV_F32 with its operands exchanged."""
-    s0, s1 = _flush_in(denorm, s0, s1)
-    result = as_bits(as_f32(s0) - as_f32(s1))
-    return _flush_out(denorm, settle_nan(result, s0, s1))
+    """V_SUB_F32; V_SUBREV_F32 with its operands exchanged. Adds the negated operand, so a NaN there changes sign."""
+    return add_f32(s0, s1 ^ SIGN, denorm=denorm)
 
 
 @_quietly

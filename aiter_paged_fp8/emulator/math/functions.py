@@ -75,29 +75,33 @@ def sqrt_f32(value: U32) -> U32:
 
 
 @_quietly
-def _turns(value: U32) -> F64:
-    """The argument, in turns, without its whole turns; NaN for infinities."""
-    return np.fmod(as_f32(np.asarray(value)).astype(np.float64), 1.0)
+def _quarters(value: U32) -> tuple[F64, NDArray[np.int64]]:
+    """An angle in turns as a rest of at most half a quarter turn, in radians, and a number of quarters modulo 4."""
+    quarters = np.fmod(as_f32(np.asarray(value)).astype(np.float64), 1.0) * 4
+    nearest = np.rint(quarters)
+    return (quarters - nearest) * (np.pi / 2), np.nan_to_num(nearest).astype(np.int64) % 4
 
 
-@_quietly
+def _trigonometric(value: U32, ahead: int) -> U32:
+    """Sine of an angle in turns, `ahead` quarter turns on."""
+    rest, quarter = _quarters(value)
+    quarter = (quarter + ahead) % 4
+    wide = np.where(quarter % 2 == 1, np.cos(rest), np.sin(rest))
+    wide = np.where(quarter >= 2, -wide, wide)
+    return settle_nan(as_bits(wide.astype(np.float32)), np.asarray(value))
+
+
 def sin_f32(value: U32) -> U32:
-    """V_SIN_F32: sine of an angle in turns."""
-    turns = _turns(value)
-    # Quarter turns are exact in hardware and not after a multiplication by 2 pi.
-    exact = turns * 4 == np.rint(turns * 4)
-    wide = np.where(exact, np.copysign(np.rint(np.sin(2 * np.pi * turns)), turns), np.sin(2 * np.pi * turns))
-    whole = (turns == 0) & (as_f32(np.asarray(value)) != 0)
-    return settle_nan(as_bits(np.where(whole, 0.0, wide).astype(np.float32)), np.asarray(value))
+    """V_SIN_F32: sine of an angle in turns; multiples of half a turn give +0, -0 gives itself."""
+    value = np.asarray(value)
+    result = _trigonometric(value, 0)
+    return select((result & MAGNITUDE) == 0, select((value & MAGNITUDE) == 0, value, result & MAGNITUDE), result)
 
 
-@_quietly
 def cos_f32(value: U32) -> U32:
-    """V_COS_F32: cosine of an angle in turns."""
-    turns = _turns(value)
-    exact = turns * 4 == np.rint(turns * 4)
-    wide = np.cos(2 * np.pi * turns)
-    return settle_nan(as_bits(np.where(exact, np.rint(wide) + 0.0, wide).astype(np.float32)), np.asarray(value))
+    """V_COS_F32: cosine of an angle in turns; odd quarter turns give +0."""
+    result = _trigonometric(value, 1)
+    return select((result & MAGNITUDE) == 0, result & MAGNITUDE, result)
 
 
 def _whole(rounder: np.ufunc, value: U32) -> U32:
