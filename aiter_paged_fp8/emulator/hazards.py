@@ -89,7 +89,7 @@ class HazardChecks:
         for register in sorted(op.regs & group.busy.keys()):
             pending = group.busy[register]
             # A second load to the same register comes behind the first one in the same queue.
-            if pending.op is op or register not in op.reads and op.kind == pending.op.kind:
+            if pending.op is op or (register not in op.reads and op.kind == pending.op.kind):
                 continue
             verb = "reads" if register in op.reads else "overwrites"
             name = register_name(register, self.machine.loaded.environment.agpr_base)
@@ -231,7 +231,11 @@ class HazardChecks:
             if known.all():
                 continue
             # Transposing reads move bytes between lanes; for them the whole register counts as undefined.
-            bits = np.uint32(0xFF << (8 * (position % 4))) if "_tr_" not in op.instruction.mnemonic else np.uint32(~0 & 0xFFFFFFFF)
+            bits = (
+                np.uint32(0xFF << (8 * (position % 4)))
+                if "_tr_" not in op.instruction.mnemonic
+                else np.uint32(~0 & 0xFFFFFFFF)
+            )
             mask = np.where(known, np.uint32(0), bits)
             if "_tr_" in op.instruction.mnemonic:
                 mask = np.broadcast_to(np.where(mask.any(axis=-1, keepdims=True), bits, np.uint32(0)), known.shape)

@@ -61,7 +61,14 @@ class Lds:
         if not group.full:
             addresses = addresses * group.exec
         if addresses.size and int(addresses.max()) > self.size - size:
-            self._fault(op, group, addresses > max(self.size - size, 0) if self.size >= size else group.exec, addresses, size, "")
+            self._fault(
+                op,
+                group,
+                addresses > max(self.size - size, 0) if self.size >= size else group.exec,
+                addresses,
+                size,
+                "",
+            )
         if alignment > 1 and int(np.bitwise_or.reduce(addresses, axis=None)) & (alignment - 1):
             wrong = (addresses & np.uint32(alignment - 1)) != 0
             self._fault(op, group, wrong, addresses, size, f"it must be a multiple of {alignment}")

@@ -9,7 +9,20 @@ from .errors import UnimplementedInstruction
 from .operation import TABLE, Environment, Operation, Unimplemented, decode
 from .program import Program
 
-FAMILIES = ("control", "scalar", "vector", "arithmetic", "smem", "vmem")
+FAMILIES = (
+    "control",
+    "scalar",
+    "vector",
+    "arithmetic",
+    "conversion",
+    "packed",
+    "matrix",
+    "crosslane",
+    "lds",
+    "smem",
+    "vmem",
+    "buffer",
+)
 
 
 def load_table() -> dict[str, object]:

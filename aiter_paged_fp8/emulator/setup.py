@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .errors import ProgramError
+from .isa.scalar import MODE_FP16_OVFL, MODE_ROW
 from .memory import Region
 from .state import LANES, SCALAR_ID
 from .syntax import EXEC_HI, EXEC_LO
@@ -97,6 +98,7 @@ def initial_state(machine: Machine, first: int, count: int) -> set[int]:
 
     active = thread < machine.threads
     bits = np.packbits(active, axis=-1, bitorder="little").view(np.uint32)
+    put(MODE_ROW, directives.get("fp16_overflow", 0) << MODE_FP16_OVFL)
     put(EXEC_LO, bits[:, 0][:, None])
     put(EXEC_HI, bits[:, 1][:, None])
     return defined

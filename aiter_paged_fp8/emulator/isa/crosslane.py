@@ -25,9 +25,7 @@ def v_readfirstlane_b32(ins: Instruction, env: Environment) -> Operation:
 
     def run(g: Group) -> None:
         value = source(g)
-        if value.shape[-1] == 1:
-            g.s[target][...] = value[..., 0]
-        elif g.full:
+        if value.shape[-1] == 1 or g.full:
             g.s[target][...] = value[..., 0]
         else:
             g.s[target][...] = lanes.read_lane(value, lanes.first_lane(g.exec))

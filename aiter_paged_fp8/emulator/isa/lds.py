@@ -23,7 +23,9 @@ def _address(g: Group, row: int, offset: Any) -> np.ndarray:
     return g.v[row] + offset if offset else g.v[row].copy()
 
 
-@instruction(*(f"ds_read_{size}" for size in WORDS), family=FAMILY, section="DS_READ_B32 and others", modifiers=["offset"])
+@instruction(
+    *(f"ds_read_{size}" for size in WORDS), family=FAMILY, section="DS_READ_B32 and others", modifiers=["offset"]
+)
 def ds_read(ins: Instruction, env: Environment) -> Operation:
     """Read consecutive dwords."""
     count = WORDS[ins.mnemonic.removeprefix("ds_read_")]
@@ -60,7 +62,9 @@ NARROW = {
 }
 
 
-@instruction(*(f"ds_read_{size}" for size in NARROW), family=FAMILY, section="DS_READ_U8 and others", modifiers=["offset"])
+@instruction(
+    *(f"ds_read_{size}" for size in NARROW), family=FAMILY, section="DS_READ_U8 and others", modifiers=["offset"]
+)
 def ds_read_narrow(ins: Instruction, env: Environment) -> Operation:
     """Read a byte or a short."""
     size, signed, half = NARROW[ins.mnemonic.removeprefix("ds_read_")]
@@ -119,7 +123,9 @@ def ds_read2(ins: Instruction, env: Environment) -> Operation:
     return op
 
 
-@instruction(*(f"ds_write_{size}" for size in WORDS), family=FAMILY, section="DS_WRITE_B32 and others", modifiers=["offset"])
+@instruction(
+    *(f"ds_write_{size}" for size in WORDS), family=FAMILY, section="DS_WRITE_B32 and others", modifiers=["offset"]
+)
 def ds_write(ins: Instruction, env: Environment) -> Operation:
     """Write consecutive dwords."""
     count = WORDS[ins.mnemonic.removeprefix("ds_write_")]
@@ -146,7 +152,10 @@ NARROW_WRITES = {"b8": (1, 0), "b16": (2, 0), "b8_d16_hi": (1, 16), "b16_d16_hi"
 
 
 @instruction(
-    *(f"ds_write_{size}" for size in NARROW_WRITES), family=FAMILY, section="DS_WRITE_B8 and others", modifiers=["offset"]
+    *(f"ds_write_{size}" for size in NARROW_WRITES),
+    family=FAMILY,
+    section="DS_WRITE_B8 and others",
+    modifiers=["offset"],
 )
 def ds_write_narrow(ins: Instruction, env: Environment) -> Operation:
     """Write a byte or a short."""
@@ -294,5 +303,3 @@ def ds_swizzle(ins: Instruction, env: Environment) -> Operation:
     """A fixed exchange within 32 lanes."""
     offset = swizzle_offset(str(ins.modifiers.get("offset", "0")))
     return _exchange(ins, env, lambda mask, d: lanes.ds_swizzle(d, mask, offset), (1,))
-
-
