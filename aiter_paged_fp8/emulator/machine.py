@@ -30,6 +30,8 @@ END, BARRIER = object(), object()
 # Largest values of the counters (manual, "S_WAITCNT"): issue stalls there, which retires the oldest.
 VM_LIMIT, LGKM_LIMIT = 63, 15
 
+KERNARG_GRANULE = 64
+
 
 @dataclass
 class Launch:
@@ -105,9 +107,14 @@ class Machine:
 
     def run(self) -> Result:
         """Run every workgroup, in batches that bound memory."""
-        segment = np.frombuffer(bytearray(self.launch.kernarg) + bytes(-len(self.launch.kernarg) % 16 + 16), np.uint8)
+        # The runtime allocates whole granules, and compilers read wide scalar loads past the last argument.
+        padded = self.launch.kernarg + bytes(-len(self.launch.kernarg) % KERNARG_GRANULE)
+        storage = np.empty(len(padded) + KERNARG_GRANULE, np.uint8)
+        start = -storage.ctypes.data % KERNARG_GRANULE
+        segment = storage[start : start + len(padded)]
+        segment[:] = np.frombuffer(padded, np.uint8)
         self.kernarg = Region(
-            "the kernarg segment", segment.ctypes.data, len(self.launch.kernarg), writable=False, keepalive=segment
+            "the kernarg segment", segment.ctypes.data, len(padded), writable=False, keepalive=segment
         )
         self.memory.regions.append(self.kernarg)
         collecting = gc.isenabled()

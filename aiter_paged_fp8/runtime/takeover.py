@@ -110,19 +110,30 @@ class EmulatorSession(flydsl_private.Receiver):
             loaded,
             (grid[0], grid[1], grid[2]),
             (block[0], block[1], block[2]),
-            pack_kernarg(loaded.program, parameters),
+            pack_kernarg(loaded.program, parameters, grid, block),
             lds,
         )
         self.launches.append(Machine(launch, memory, self.options).run())
 
 
-def pack_kernarg(program: Program, parameters: list[int]) -> bytes:
+def hidden_arguments(grid: tuple[int, ...], block: tuple[int, ...]) -> dict[str, int]:
+    """Values of the arguments that the HIP runtime supplies; what is missing here is zero in our launches."""
+    values = {"hidden_grid_dims": max((k + 1 for k in range(3) if grid[k] > 1 or block[k] > 1), default=1)}
+    for axis, count, size in zip("xyz", grid, block, strict=True):
+        values[f"hidden_block_count_{axis}"] = count
+        values[f"hidden_group_size_{axis}"] = size
+    return values
+
+
+def pack_kernarg(program: Program, parameters: list[int], grid: tuple[int, ...], block: tuple[int, ...]) -> bytes:
     """Lay argument values out as the kernel's metadata says.
 
     Parameters
     ----------
     parameters : list of int
         Address of each argument's value, in order.
+    grid, block : tuple of int
+        For the hidden arguments.
     """
     metadata = program.metadata
     segment = bytearray(metadata.kernarg_size)
@@ -131,6 +142,11 @@ def pack_kernarg(program: Program, parameters: list[int]) -> bytes:
         raise ValueError(
             f"kernel {program.name} takes {len(visible)} arguments by its metadata, the launch passes {len(parameters)}"
         )
+    supplied = hidden_arguments(grid, block)
+    for argument in metadata.arguments:
+        if argument.hidden:
+            value = supplied.get(argument.kind, 0)
+            segment[argument.offset : argument.offset + argument.size] = value.to_bytes(argument.size, "little")
     for argument, address in zip(visible, parameters, strict=True):
         segment[argument.offset : argument.offset + argument.size] = ctypes.string_at(address, argument.size)
     return bytes(segment)
