@@ -8,6 +8,8 @@ consecutive lanes, are assumed.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 
 from .state import LANES
@@ -53,9 +55,25 @@ def conflict_cycles(addresses: np.ndarray, active: np.ndarray, words: int, *, wr
     words : int
         Dwords per lane; narrower accesses count as one.
     """
-    banks = WRITE_BANKS if write else READ_BANKS
-    word = (addresses.reshape(-1, LANES) >> 2).astype(np.int64)
+    word = (addresses.reshape(-1, LANES) >> 2).astype(np.int32)
     active = active.reshape(-1, LANES)
+    # Banks repeat, so that a wave's conflicts depend only on its addresses relative to its first lane.
+    word -= word[:, :1]
+    if (word == word[0]).all() and (active == active[0]).all():
+        return len(word) * _wave_conflicts(word[0].tobytes(), active[0].tobytes(), words, write)
+    return sum(
+        _wave_conflicts(row.tobytes(), live.tobytes(), words, write) for row, live in zip(word, active, strict=True)
+    )
+
+
+@lru_cache(maxsize=65536)
+def _wave_conflicts(row: bytes, live: bytes, words: int, write: bool) -> int:
+    """Extra cycles of one wave."""
+    word = np.frombuffer(row, np.int32).reshape(1, LANES).astype(np.int64)
+    active = np.frombuffer(live, np.bool_).reshape(1, LANES)
+    # Any base will do that keeps places of lanes positive.
+    word = word - word.min()
+    banks = WRITE_BANKS if write else READ_BANKS
     total = 0
     for lanes in phases(words, write=write):
         touched = (word[:, lanes, None] + np.arange(words)).reshape(len(word), -1)

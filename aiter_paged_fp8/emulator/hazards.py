@@ -18,10 +18,9 @@ if TYPE_CHECKING:
     from .machine import Machine
 
 CACHE_LINE = 128
-# Banks repeat every 256 bytes: an address pattern moved by a multiple of that has the same conflicts.
-BANK_PERIOD = 256
 # LDS is known to be written in blocks of this many bytes, so that a fully written buffer costs one comparison.
 BLOCK = 256
+_ALL_KNOWN = np.uint64(0x0101010101010101)
 
 
 class Pattern:
@@ -50,6 +49,7 @@ class HazardChecks:
         self.unwritten = UndefinedCheck(machine)
         self.patterns: dict[int, Pattern] = {}
         self.pattern_count = 0
+        self.known_reads: set[Any] = set()
         stride, groups = machine.lds.stride, machine.batch
         if self.check_undefined and machine.lds_size:
             self.lds_known = np.zeros((groups, stride), np.bool_)
@@ -117,8 +117,6 @@ class HazardChecks:
         relative = addresses - addresses.flat[0]
         known = self.patterns.get(op.index)
         if known is not None and known.relative.shape == relative.shape and (known.relative == relative).all():
-            if (first - known.first) % BANK_PERIOD:
-                known.conflicts = -1
             known.first = first
             return known
         self.pattern_count += 1
@@ -171,7 +169,7 @@ class HazardChecks:
             if write:
                 self._lds_written(group, addresses, size, data)
             else:
-                self._lds_read(group, op, addresses, size)
+                self._lds_read(group, op, addresses, size, pattern)
         elif self.check_undefined:
             self._lds_written(group, addresses, size, None)
         if not self.check_races:
@@ -206,6 +204,8 @@ class HazardChecks:
         first, last = self._span(group, addresses, size)
         if unknown is None and self.block_known[first:last].all():
             return
+        if unknown is not None:
+            self.known_reads.clear()
         workgroups = np.broadcast_to(np.arange(group.rect.g0, group.rect.g1)[:, None], group.exec.shape)
         mask = group.exec
         rows, at = workgroups[mask], addresses[mask]
@@ -218,13 +218,31 @@ class HazardChecks:
         for block in range(first, last):
             self.block_known[block] = self.lds_known[:, block * BLOCK : min((block + 1) * BLOCK, stop)].all()
 
-    def _lds_read(self, group: Group, op: Operation, addresses: np.ndarray, size: int) -> None:
+    def _lds_read(
+        self, group: Group, op: Operation, addresses: np.ndarray, size: int, pattern: Pattern | None
+    ) -> None:
         if not group.any_active:
             return
         first, last = self._span(group, addresses, size)
         if self.block_known[first:last].all():
             return
+        key = None if pattern is None else (pattern.number, pattern.first, size, group.rect.g0, group.rect.g1)
+        if key in self.known_reads:
+            return
         workgroups = np.arange(group.rect.g0, group.rect.g1)[:, None]
+        if size in (2, 4, 8, 16) and not int(np.bitwise_or.reduce(addresses, axis=None)) & (size - 1):
+            # All bytes of an access at once: true is 1 in each byte.
+            item = np.complex128 if size == 16 else f"u{size}"
+            places = (addresses + (np.arange(len(self.lds_known)) * self.lds_known.shape[1])[workgroups]) // size
+            if size == 16:
+                found = self.lds_known.reshape(-1).view(item).take(places).view(np.uint64)
+                whole = (found == _ALL_KNOWN).reshape(*places.shape, 2).all(axis=-1)
+            else:
+                whole = self.lds_known.reshape(-1).view(item).take(places) == _ALL_KNOWN >> np.uint64(64 - 8 * size)
+            if (whole | ~group.exec).all():
+                if key is not None:
+                    self.known_reads.add(key)
+                return
         targets = sorted(op.writes)
         for position in range(size):
             known = self.lds_known[workgroups, addresses + position] | ~group.exec
