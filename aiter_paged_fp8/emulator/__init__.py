@@ -5,18 +5,22 @@ reports races, missing waits, undefined values and illegal addresses. It knows n
 """
 
 from .counts import Counts
+from .coverage import Coverage, isa_coverage
 from .errors import EmulatorError, MachineFault, MemoryFault, ProgramError, UnimplementedInstruction
 from .loader import LoadedProgram, load
 from .machine import Launch, Machine, Result
 from .memory import Memory, Region
 from .options import Checks, Options
 from .program import Program
+from .queue import Graph, Stream, Work, graph, stream, submit
 from .reports import HazardError, Report
 
 __all__ = [
     "Checks",
     "Counts",
+    "Coverage",
     "EmulatorError",
+    "Graph",
     "HazardError",
     "Launch",
     "LoadedProgram",
@@ -30,6 +34,12 @@ __all__ = [
     "Region",
     "Report",
     "Result",
+    "Stream",
     "UnimplementedInstruction",
+    "Work",
+    "graph",
+    "isa_coverage",
     "load",
+    "stream",
+    "submit",
 ]

@@ -43,11 +43,24 @@ class MachineFault(EmulatorError):
         What happened.
     details : dict
         The same as values: kernel, line, text, wave, lane, address and so on, as far as they apply.
+
+    Attributes
+    ----------
+    reports : list of Report
+        What the checks had found until then.
     """
 
     def __init__(self, message: str, **details: Any) -> None:
         super().__init__(message)
         self.details = details
+        self.reports: list[Any] = []
+
+    def attach(self, reports: list[Any]) -> None:
+        """Add what the checks had found before."""
+        self.reports = reports
+        if reports:
+            shown = "\n".join(f"  {report.message}" for report in reports[:5])
+            self.args = (f"{self.args[0]}\nfound before it:\n{shown}",)
 
 
 class MemoryFault(MachineFault):

@@ -218,9 +218,7 @@ class HazardChecks:
         for block in range(first, last):
             self.block_known[block] = self.lds_known[:, block * BLOCK : min((block + 1) * BLOCK, stop)].all()
 
-    def _lds_read(
-        self, group: Group, op: Operation, addresses: np.ndarray, size: int, pattern: Pattern | None
-    ) -> None:
+    def _lds_read(self, group: Group, op: Operation, addresses: np.ndarray, size: int, pattern: Pattern | None) -> None:
         if not group.any_active:
             return
         first, last = self._span(group, addresses, size)

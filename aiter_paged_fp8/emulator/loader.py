@@ -6,8 +6,10 @@ import importlib
 from dataclasses import dataclass
 
 from .errors import UnimplementedInstruction
-from .operation import TABLE, Environment, Operation, Unimplemented, decode
+from .lint import Lint
+from .operation import TABLE, Entry, Environment, Operation, Unimplemented, decode
 from .program import Program
+from .reports import Report, Reports
 
 FAMILIES = (
     "control",
@@ -25,7 +27,7 @@ FAMILIES = (
 )
 
 
-def load_table() -> dict[str, object]:
+def load_table() -> dict[str, Entry]:
     """Import every instruction family; return the table of implemented mnemonics."""
     for family in FAMILIES:
         importlib.import_module(f"{__package__}.isa.{family}")
@@ -39,6 +41,15 @@ class LoadedProgram:
     program: Program
     environment: Environment
     operations: list[Operation]
+    _wait_states: list[Report] | None = None
+
+    def wait_states(self) -> list[Report]:
+        """Findings of the static lint, made once."""
+        if self._wait_states is None:
+            reports = Reports(self.program)
+            Lint(self).run(reports)
+            self._wait_states = reports.items
+        return self._wait_states
 
 
 _loaded: dict[str, LoadedProgram] = {}

@@ -125,10 +125,16 @@ class Machine:
                 per_batch = max(1, self.options.max_waves // self.waves)
                 for first in range(0, self.workgroups, per_batch):
                     self._run_batch(first, min(per_batch, self.workgroups - first))
+        except MachineFault as fault:
+            # What the checks found before often explains the fault.
+            fault.attach(self.reports.items)
+            raise
         finally:
             if collecting:
                 gc.enable()
             self.memory.regions.remove(self.kernarg)
+        if self.options.checks.wait_states:
+            self.reports.extend(self.loaded.wait_states())
         result = Result(
             self.program.name,
             self.launch.grid,

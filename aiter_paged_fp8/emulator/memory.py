@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -56,6 +57,8 @@ class Region:
         self.bytes = np.frombuffer(buffer, np.uint8)
         self.words = self.bytes[: extent & ~3].view(np.uint32) if address % 4 == 0 else None
         self.halves = self.bytes[: extent & ~1].view(np.uint16) if address % 2 == 0 else None
+        # Says whether anybody still owns the buffer; None: not known, so it counts as owned.
+        self.alive: Callable[[], bool] | None = None
         # Shadows of the checks, made on first use: who wrote each granule, and which cache lines were touched.
         self.writers: np.ndarray | None = None
         self.writer_granule = 4

@@ -23,17 +23,20 @@ class Checks:
         Global bytes written by two workgroups.
     undefined : bool
         Registers or LDS that nobody wrote reach a store, an address or a branch.
+    wait_states : bool
+        Static: wait states that the program must insert and does not.
     """
 
     in_flight: bool = True
     races: bool = True
     global_races: bool = True
     undefined: bool = True
+    wait_states: bool = True
 
     @classmethod
     def none(cls) -> Checks:
         """Every check off; memory faults are still raised."""
-        return cls(False, False, False, False)
+        return cls(False, False, False, False, False)
 
 
 @dataclass(frozen=True)

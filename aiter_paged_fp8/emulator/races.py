@@ -1,8 +1,8 @@
 """Races in LDS: accesses of different waves without a wait and a barrier between, and LDS-DMA without its wait.
 
 Every LDS access is an *event* that stays open until its wave has waited for it and its workgroup has passed a barrier
-after that. A new access is compared with the open events: first by the span of bytes that each wave touches, then, where
-spans meet, byte by byte. Waves of a group issue an access together, so one event stands for all of them.
+after that. A new access is compared with the open events: first by the span of bytes that each wave touches, then,
+where spans meet, byte by byte. Waves of a group issue an access together, so one event stands for all of them.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from .errors import MachineFault
@@ -83,6 +83,10 @@ class Reports:
         )
         self._known[key] = report
         self.items.append(report)
+
+    def extend(self, reports: list[Report]) -> None:
+        """Take findings over that were made elsewhere."""
+        self.items.extend(replace(report) for report in reports)
 
     def throw(self) -> None:
         """Raise what was found."""

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ..emulator import Launch, Machine, Memory, Options, Program, Region, Result, load
+from ..emulator import Launch, Machine, Memory, Options, Program, Region, Result, Work, load, submit
+from ..emulator.queue import current
 from . import flydsl_private
 
 
@@ -23,6 +24,22 @@ def tensor_extent(tensor: Any) -> int:
         return 0
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return (last + 1) * tensor.element_size()
+
+
+def _owner_alive(alias: Any) -> Callable[[], bool] | None:
+    """Whether a storage has an owner beside our alias of it: a temporary that its caller dropped has none."""
+    import torch
+
+    count = getattr(torch._C, "_storage_Use_Count", None)
+    if count is None or not isinstance(alias, torch.Tensor):
+        return None
+
+    def alive() -> bool:
+        storage = alias.untyped_storage()
+        # Our alias holds the storage once, and asking for it does so once more.
+        return int(count(storage._cdata)) > 2
+
+    return alive
 
 
 class EmulatorSession(flydsl_private.Receiver):
@@ -103,17 +120,28 @@ class EmulatorSession(flydsl_private.Receiver):
         memory.regions.extend(self.memory.regions)
         for name, tensor in self._arguments:
             address = tensor.data_ptr()
-            memory.register(
-                name, address, tensor_extent(tensor), writable=address not in self._read_only, keepalive=tensor
+            # The alias keeps the bytes in place; whether the caller still holds them is asked when the kernel runs.
+            region = memory.register(
+                name,
+                address,
+                tensor_extent(tensor),
+                writable=address not in self._read_only,
+                keepalive=tensor.detach() if hasattr(tensor, "detach") else tensor,
             )
-        launch = Launch(
+            if current() is not None:
+                region.alive = _owner_alive(region.keepalive)
+        where = Launch(
             loaded,
             (grid[0], grid[1], grid[2]),
             (block[0], block[1], block[2]),
             pack_kernarg(loaded.program, parameters, grid, block),
             lds,
         )
-        self.launches.append(Machine(launch, memory, self.options).run())
+
+        def run() -> None:
+            self.launches.append(Machine(where, memory, self.options).run())
+
+        submit(Work(kernel, run, memory))
 
 
 def hidden_arguments(grid: tuple[int, ...], block: tuple[int, ...]) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""Vector ALU: float arithmetic (manual, "Vector ALU operations"). NaN and denormal rules are those of ``math.floats``."""
+"""Vector ALU: float arithmetic (manual, "Vector ALU operations"); its NaN and denormal rules are ``math.floats``'."""
 
 from __future__ import annotations
 

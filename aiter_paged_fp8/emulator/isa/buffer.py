@@ -1,7 +1,8 @@
 """Buffer loads and stores, and loads that go straight to LDS (manual, "Vector memory buffer instructions").
 
-Range rule, per dword e of a lane: in range iff inst_offset + soffset + voffset + 4*(e+1) <= num_records. The manual leaves
-soffset out; AMD's functional emulator counts it. Out-of-range loads give 0, stores are dropped, DMA writes zeros to LDS.
+Range rule, per dword e of a lane: in range iff inst_offset + soffset + voffset + 4*(e+1) <= num_records. The manual
+leaves soffset out; AMD's functional emulator counts it. Out-of-range loads give 0, stores are dropped, DMA writes zeros
+to LDS.
 """
 
 from __future__ import annotations
@@ -264,7 +265,7 @@ def buffer_store_narrow(ins: Instruction, env: Environment) -> Operation:
     return op
 
 
-# -- straight to LDS ----------------------------------------------------------------------------------------------------
+# -- straight to LDS ------------------------------------------------------------------------------------------
 
 
 def _lds_target(op: Operation, g: Group, immediate: int, count: int, mask: Any) -> np.ndarray:

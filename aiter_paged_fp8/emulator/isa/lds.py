@@ -244,7 +244,7 @@ def ds_read_transposed(ins: Instruction, env: Environment) -> Operation:
     return op
 
 
-# -- exchanges between lanes through the LDS crossbar; no LDS byte is touched --------------------------------------------
+# -- exchanges between lanes through the LDS crossbar; no LDS byte is touched ----------------------------------------
 
 
 def _exchange(ins: Instruction, env: Environment, move: Any, sources: tuple[int, ...]) -> Operation:
