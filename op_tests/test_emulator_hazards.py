@@ -1,5 +1,7 @@
-"""Planted faults: each mutation of a right kernel is reported with both lines; the kernel itself reports nothing; with the
-check switched off the mutation goes unseen."""
+"""Planted faults: each mutation of a right kernel is reported with both lines.
+
+The kernel itself reports nothing, and with the check switched off the mutation goes unseen.
+"""
 
 import numpy as np
 import pytest

@@ -67,10 +67,10 @@ def conflict_cycles(addresses: np.ndarray, active: np.ndarray, words: int, *, wr
 
 
 @lru_cache(maxsize=65536)
-def _wave_conflicts(row: bytes, live: bytes, words: int, write: bool) -> int:
+def _wave_conflicts(row: bytes, taking_part: bytes, words: int, write: bool) -> int:
     """Extra cycles of one wave."""
     word = np.frombuffer(row, np.int32).reshape(1, LANES).astype(np.int64)
-    active = np.frombuffer(live, np.bool_).reshape(1, LANES)
+    active = np.frombuffer(taking_part, np.bool_).reshape(1, LANES)
     # Any base will do that keeps places of lanes positive.
     word = word - word.min()
     banks = WRITE_BANKS if write else READ_BANKS

@@ -29,6 +29,8 @@ class Counts:
     lds_conflicts_by_line : dict
     cache_lines : dict
         Distinct 128-byte lines touched per registered tensor: "name read" and "name written".
+    seconds : dict
+        Wall time of the emulator itself by class, where ``Options.profile`` asked for it.
     """
 
     kernel: str
@@ -42,6 +44,7 @@ class Counts:
     lds_conflict_cycles: int = 0
     lds_conflicts_by_line: dict[int, int] = field(default_factory=dict)
     cache_lines: dict[str, int] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values."""
@@ -55,8 +58,9 @@ class Counts:
 class Counter:
     """Collects counts while a launch runs."""
 
-    def __init__(self, loaded: LoadedProgram) -> None:
+    def __init__(self, loaded: LoadedProgram, *, profile: bool = False) -> None:
         self.loaded = loaded
+        self.seconds: list[float] | None = [0.0] * len(loaded.operations) if profile else None
         self.executed = [0] * len(loaded.operations)
         self.bytes: dict[str, int] = defaultdict(int)
         self.conflicts: dict[int, int] = defaultdict(int)
@@ -72,6 +76,10 @@ class Counter:
                 by_class[operation.kind] += count
                 by_mnemonic[operation.instruction.mnemonic] += count
                 by_line[operation.instruction.line] = count
+        seconds: dict[str, float] = defaultdict(float)
+        for operation, spent in zip(self.loaded.operations, self.seconds or (), strict=False):
+            if spent:
+                seconds[operation.kind] += spent
         return Counts(
             kernel=self.loaded.program.name,
             workgroups=workgroups,
@@ -86,4 +94,5 @@ class Counter:
                 self.loaded.program.instructions[index].line: cycles for index, cycles in sorted(self.conflicts.items())
             },
             cache_lines=dict(sorted(self.cache_lines.items())),
+            seconds=dict(sorted(seconds.items())),
         )

@@ -321,8 +321,8 @@ class HazardChecks:
                 other = int(before[position])
                 machine.reports.add(
                     "global-race",
-                    f"writes byte {int(at[position]) + step:#x} of {region.name} in workgroup {int(mine[position]) - 1}, "
-                    f"which workgroup {(other >> 32) - 1} has written too",
+                    f"writes byte {int(at[position]) + step:#x} of {region.name} in workgroup "
+                    f"{int(mine[position]) - 1}, which workgroup {(other >> 32) - 1} has written too",
                     op.index,
                     (other & 0xFFFFFFFF) - 1,
                     tensor=region.name,

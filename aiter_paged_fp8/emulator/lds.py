@@ -83,7 +83,8 @@ class Lds:
         rule = rule or f"the workgroup has {self.size} bytes of LDS"
         raise MemoryFault(
             f"kernel {machine.program.name}, {machine.program.describe(op.index)}: "
-            f"{machine.locate(group, wave, workgroup)}, lane {lane} accesses {size} bytes of LDS at {address:#x}: {rule}",
+            f"{machine.locate(group, wave, workgroup)}, lane {lane} accesses {size} bytes of LDS at {address:#x}: "
+            f"{rule}",
             kernel=machine.program.name,
             line=op.instruction.line,
             text=op.instruction.text,

@@ -119,9 +119,9 @@ class Lint:
                 yield from self._after_product(first, second)
             elif first.kind in ("valu", "trans"):
                 yield from self._after_valu(first, second)
-        if SCALAR_ID + M0 in first.writes and first.kind == "salu" and SCALAR_ID + M0 in second.reads:
-            if second.kind == "vmem":
-                yield Rule(1, "SALU writes M0, then a load to LDS uses it")
+        m0 = SCALAR_ID + M0
+        if m0 in first.writes and first.kind == "salu" and m0 in second.reads and second.kind == "vmem":
+            yield Rule(1, "SALU writes M0, then a load to LDS uses it")
         if _wide_store(first) and first.kind == "vmem":
             data = _stored(first, self.environment)
             if second.kind in ("valu", "trans") and data & second.writes:
@@ -205,7 +205,7 @@ def _wide_store(op: Operation) -> bool:
         return False
     if ins.mnemonic.startswith("buffer_"):
         offset = ins.operands[3] if len(ins.operands) > 3 else None
-        return not (isinstance(offset, Register) or isinstance(offset, Name))
+        return not isinstance(offset, (Register, Name))
     return True
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import random
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -94,12 +95,11 @@ class Machine:
         self.workgroups = launch.grid[0] * launch.grid[1] * launch.grid[2]
         self.lds_size = self.program.lds_size + launch.dynamic_lds
         self.reports = Reports(self.program)
-        self.counter = Counter(self.loaded)
+        self.counter = Counter(self.loaded, profile=options.profile)
         self.random = random.Random(options.seed)
         self.trace: dict[tuple[int, int], list[int]] | None = {} if options.trace else None
         self.late = options.memory != "earliest"
         self.seeded_memory = options.memory == "seeded"
-        self.tick = 0
         self.first_workgroup = 0
         self.batch = 0
 
@@ -117,6 +117,8 @@ class Machine:
             "the kernarg segment", segment.ctypes.data, len(padded), writable=False, keepalive=segment
         )
         self.memory.regions.append(self.kernarg)
+        for region in self.memory.regions:
+            region.forget()
         collecting = gc.isenabled()
         # A collection inside a run costs 0.2 s and finds nothing: a machine's objects die together.
         gc.disable()
@@ -135,6 +137,10 @@ class Machine:
             self.memory.regions.remove(self.kernarg)
         if self.options.checks.wait_states:
             self.reports.extend(self.loaded.wait_states())
+        for region in self.memory.regions:
+            for how, lines in (("read", region.lines_read), ("written", region.lines_written)):
+                if lines is not None:
+                    self.counter.cache_lines[f"{region.name} {how}"] += int(np.count_nonzero(lines))
         result = Result(
             self.program.name,
             self.launch.grid,
@@ -176,7 +182,7 @@ class Machine:
     def _advance(self, group: Group, scheduler: Scheduler) -> None:
         """Run a group until it blocks, diverges, ends or reaches a place where another one stands."""
         operations, executed = self.operations, self.counter.executed
-        hazards, stops, trace = self.hazards, scheduler.stops, self.trace
+        hazards, stops, trace, times = self.hazards, scheduler.stops, self.trace, self.counter.seconds
         budget = scheduler.budget
         waves, pc = group.waves, group.pc
         busy, undefined = group.busy, group.undefined
@@ -191,35 +197,44 @@ class Machine:
             if trace is not None:
                 self._trace(group, pc)
             steps += 1
-            outcome = op.run(group)
+            if times is None:
+                outcome = op.run(group)
+            else:
+                start = perf_counter()
+                outcome = op.run(group)
+                times[pc] += perf_counter() - start
             if outcome is None:
                 pc += 1
             elif outcome.__class__ is int:
                 backward = outcome <= pc
                 pc = outcome
                 if backward:
-                    self.executed += steps
                     budget -= steps
+                    self._count(steps)
                     steps = 0
-                    if self.executed > self.options.max_instructions:
-                        raise MachineFault(
-                            f"kernel {self.program.name}: more than {self.options.max_instructions} instructions "
-                            f"executed by one group of waves, at {self.program.describe(pc)}: it does not end"
-                        )
                     if scheduler.shared or budget <= 0:
                         group.pc = pc
                         scheduler.ready(group)
                         return
             else:
                 group.pc = pc
-                self.tick += steps
+                self._count(steps)
                 self._control(group, outcome, scheduler)
                 return
             if pc in stops or steps > budget:
-                self.tick += steps
+                self._count(steps)
                 group.pc = pc
                 scheduler.ready(group)
                 return
+
+    def _count(self, steps: int) -> None:
+        """Count steps of the loop; a kernel that takes too many does not end."""
+        self.executed += steps
+        if self.executed > self.options.max_instructions:
+            raise MachineFault(
+                f"kernel {self.program.name}: the waves of one batch have taken {self.executed} steps and have not "
+                f"ended; Options.max_instructions bounds them"
+            )
 
     def _control(self, group: Group, outcome: Any, scheduler: Scheduler) -> None:
         if outcome is END:
@@ -230,6 +245,13 @@ class Machine:
             scheduler.release_barriers()
         elif outcome is BARRIER:
             group.pc += 1
+            if group.rect.w1 - group.rect.w0 == self.waves:
+                # All waves of these workgroups have arrived together.
+                mask = np.zeros(self.batch, np.bool_)
+                mask[group.rect.g0 : group.rect.g1] = True
+                self.hazards.barrier(mask)
+                scheduler.ready(group)
+                return
             self.at_barrier[group.rect.slices] = True
             scheduler.block(group)
             scheduler.release_barriers()

@@ -59,7 +59,11 @@ class Region:
         self.halves = self.bytes[: extent & ~1].view(np.uint16) if address % 2 == 0 else None
         # Says whether anybody still owns the buffer; None: not known, so it counts as owned.
         self.alive: Callable[[], bool] | None = None
-        # Shadows of the checks, made on first use: who wrote each granule, and which cache lines were touched.
+        self.forget()
+
+    def forget(self) -> None:
+        """Start a launch: drop what its checks and counts keep, made on first use."""
+        # Who wrote each granule, and which cache lines were touched.
         self.writers: np.ndarray | None = None
         self.writer_granule = 4
         self.lines_read: np.ndarray | None = None

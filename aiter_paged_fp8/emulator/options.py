@@ -58,9 +58,11 @@ class Options:
     max_waves : int
         Waves that run at once; bounds memory.
     max_instructions : int
-        Instructions one wave may execute before the kernel counts as endless.
+        Steps of a batch (instructions of a group of waves) before the kernel counts as endless.
     trace : bool
         Keep the lines that each wave executed.
+    profile : bool
+        Measure where the emulator's own time goes.
     poison : int
         Pattern of registers and LDS that nobody has written.
     """
@@ -73,4 +75,5 @@ class Options:
     max_waves: int = 256
     max_instructions: int = 50_000_000
     trace: bool = False
+    profile: bool = False
     poison: int = 0xFFF7BAD1

@@ -5,7 +5,7 @@
     s.synchronize()                g.replay(); g.replay()
 
 Work is anything that touches memory: launches, copies, fills. Outside of both it runs at once. Buffers that nobody owns
-any more when their work runs are poisoned first and are no legal addresses, so that mistakes of order and lifetime show.
+any more when their work runs are poisoned first and are no legal addresses: mistakes of order and lifetime show.
 """
 
 from __future__ import annotations

@@ -151,8 +151,7 @@ class Scheduler:
         if not self.blocked:
             return
         machine = self.machine
-        machine.tick += 1
-        arrived: np.ndarray = (machine.at_barrier | machine.ended).all(axis=0)
+        arrived = np.asarray((machine.at_barrier | machine.ended).all(axis=0))
         if not arrived.any():
             return
         still: list[Group] = []
