@@ -10,10 +10,14 @@ from ..math import mfma
 from ..operation import Environment, Operation, Unimplemented, instruction
 from ..state import LANES, Group
 from ..syntax import Constant, Instruction, Operand
-from .operands import constant32, vector_source, want_register
+from .operands import Getter, constant32, vector_source, want_register
 
 FAMILY = "matrix"
 U32 = np.uint32
+# Operands of so many waves, as float32, fit a host core's second-level cache.
+CACHED_WAVES = 32
+# Rows of D in consecutive registers of a lane.
+_GROUP_HEIGHT = 4
 
 
 def _mnemonics() -> list[str]:
@@ -45,12 +49,49 @@ def _put_block(g: Group, row: int, count: int, value: np.ndarray) -> None:
     g.machine.files.vector[row : row + count, w, h] = shaped
 
 
+def _slices(g: Group) -> list[np.ndarray]:
+    """Views ``[registers, waves, 64]`` of the group's registers, few enough waves at a time for the host's cache."""
+    rect, vector = g.rect, g.machine.files.vector
+    if rect.g1 - rect.g0 < vector.shape[2]:
+        return [vector[:, wave, rect.g0 : rect.g1] for wave in range(rect.w0, rect.w1)]
+    flat = vector.reshape(len(vector), -1, LANES)
+    first, last = rect.w0 * vector.shape[2], rect.w1 * vector.shape[2]
+    return [flat[:, start : min(start + CACHED_WAVES, last)] for start in range(first, last, CACHED_WAVES)]
+
+
+def _operand(registers: np.ndarray, shape: mfma.Shape, element: mfma.Element) -> np.ndarray:
+    """Values ``[waves, blocks, M, K]`` of registers ``[n, waves, 64]``: as `math.mfma.operand_matrix`, one copy less."""
+    count, waves, _ = registers.shape
+    words = shape.run(element) * element.bits // 32
+    axes = registers.reshape(count // words, words, waves, shape.groups, shape.blocks, shape.rows)
+    return element.decode(axes.transpose(2, 4, 5, 0, 3, 1).reshape(waves, shape.blocks, shape.rows, -1))
+
+
+def _result(registers: np.ndarray, shape: mfma.Shape) -> np.ndarray:
+    """Registers ``[n, waves, 64]`` of C or D as float32 in the axes of `_product`; a view."""
+    after, beside, groups_after, groups_beside = shape.result_axes
+    waves = registers.shape[1]
+    return registers.view(np.float32).reshape(after, groups_after, -1, waves, beside, groups_beside, shape.rows)
+
+
+def _product(product: np.ndarray, shape: mfma.Shape) -> np.ndarray:
+    """Matrices ``[waves, blocks, M, N]`` as block, row group, row, waves | block, row group, column."""
+    after, beside, groups_after, groups_beside = shape.result_axes
+    axes = product.reshape(-1, after, beside, groups_after, groups_beside, _GROUP_HEIGHT, shape.rows)
+    return axes.transpose(1, 3, 5, 0, 2, 4, 6)
+
+
 def _addend(env: Environment, operand: Operand, count: int) -> Any:
     if isinstance(operand, Constant):
         constant = np.asarray(constant32(operand, "u32"))
         return lambda g: constant
     row = env.row(want_register(operand, "va", count))
     return lambda g: _block(g, row, count)
+
+
+def _unit(register: Any, pick: int) -> bool:
+    """Whether a block scale is 1 in every lane."""
+    return bool(((register >> U32(8 * pick) & U32(0xFF)) == mfma.UNIT_SCALE).all())
 
 
 @instruction(
@@ -83,15 +124,35 @@ def matrix(ins: Instruction, env: Environment) -> Operation:
     )
     addend = _addend(env, ins.operands[3], result_count)
     scaled = "_scale_" in ins.mnemonic
+    scales: list[Getter] = []
+    picks: tuple[int, int] = (0, 0)
     if scaled:
         # A missing op_sel_hi means ones, as for every instruction of this encoding.
         low, high = ins.bits("op_sel", (0, 0, 0)), ins.bits("op_sel_hi", (1, 1, 1))
         select_a, select_b = low[0] | high[0] << 1, low[1] | high[1] << 1
         scales = [vector_source(env, ins.operands[position], "u32") for position in (4, 5)]
+        picks = (select_a, select_b)
     elif "op_sel" in ins.modifiers or "op_sel_hi" in ins.modifiers or len(ins.operands) != 4:
         raise Unimplemented("op_sel or scales of an unscaled product")
 
+    shared = ins.operands[3]
+    constant = constant32(shared, "f32") if isinstance(shared, Constant) else None
+    addend_row = None if isinstance(shared, Constant) else env.row(want_register(shared, "va", result_count))
+    a_element, b_element = mfma.ELEMENTS[a_type], mfma.ELEMENTS[b_type]
+    direct = parsed.result == "f32" and not (cbsz or blgp)
+
     def run(g: Group) -> None:
+        if direct and (not scaled or all(_unit(get(g), pick) for get, pick in zip(scales, picks, strict=True))):
+            # The hot path: every operand is copied once, and the sum goes straight to the registers.
+            for registers in _slices(g):
+                left = _operand(registers[a_row : a_row + a_count], shape, a_element)
+                right = _operand(registers[b_row : b_row + b_count], shape, b_element)
+                product = _product(np.matmul(left, right.swapaxes(-1, -2)), shape)
+                c = constant
+                if addend_row is not None:
+                    c = _result(registers[addend_row : addend_row + result_count], shape)
+                np.add(product, c, out=_result(registers[row : row + result_count], shape))
+            return
         a, b = _block(g, a_row, a_count), _block(g, b_row, b_count)
         if scaled:
             factors = [np.broadcast_to(get(g), (*g.shape, LANES)).reshape(g.waves, LANES) for get in scales]
