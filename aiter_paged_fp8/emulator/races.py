@@ -52,7 +52,6 @@ class Event:
     start: int
     end: int
     pattern: int | None
-    atomic: bool = False
     all_waited: bool = False
     live: np.ndarray | None = None
     waited: np.ndarray | None = None
@@ -76,63 +75,15 @@ class RaceCheck:
 
     # -- recording ----------------------------------------------------------------------------------------------
 
-    def access(
-        self,
-        group: Group,
-        op: Operation,
-        addresses: np.ndarray,
-        mask: np.ndarray,
-        size: int,
-        *,
-        write: bool,
-        dma: bool,
-        pattern: int | None,
-        atomic: bool = False,
-    ) -> Event | None:
-        """Check an access against the open ones and open it itself.
-
-        Parameters
-        ----------
-        addresses : numpy.ndarray
-            uint32 within the workgroup.
-        mask : numpy.ndarray
-            Lanes that take part.
-        size : int
-            Bytes per lane.
-        """
-        rows = group.shape[0]
-        if group.full and mask is group.exec:
-            flat = addresses.reshape(rows, -1)
-            low, high = flat.min(axis=1), flat.max(axis=1)
-        else:
-            if not mask.any():
-                return None
-            low = np.where(mask, addresses, np.uint32(0xFFFFFFFF)).reshape(rows, -1).min(axis=1)
-            high = np.where(mask, addresses, np.uint32(0)).reshape(rows, -1).max(axis=1)
-        low, high = low.astype(np.int64), high.astype(np.int64) + size
-        event = Event(
-            op,
-            group.rect,
-            addresses,
-            mask,
-            size,
-            write,
-            dma,
-            low,
-            high,
-            int(low.min()),
-            int(high.max()),
-            pattern,
-            atomic,
-        )
-        start, end = event.start, event.end
+    def access(self, event: Event) -> None:
+        """Check an access against the open ones and open it itself."""
+        start, end, write = event.start, event.end, event.write
         for other in self.open:
-            if (write or other.write) and start < other.end and other.start < end and not (atomic and other.atomic):
+            if start < other.end and other.start < end and (write or other.write):
                 self._compare(event, other)
-        if write and rows > 1 and not atomic:
+        if write and len(event.low) > 1:
             self._compare_waves(event)
         self.open.append(event)
-        return event
 
     def waited(self, group: Group, event: Event) -> None:
         """The waves of a group have waited for an event."""

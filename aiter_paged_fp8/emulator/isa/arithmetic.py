@@ -30,6 +30,25 @@ def ieee(env: Environment) -> bool:
     return bool(env.program.metadata.directives.get("ieee_mode", 1))
 
 
+def quick(operate: np.ufunc, exact: Callable[..., Array]) -> Callable[..., Array]:
+    """An f32 operation by the host's own, whose result is right unless it holds a NaN; then by ``exact``."""
+
+    def compute(a: Array, b: Array) -> Array:
+        result = operate(a.view(np.float32), b.view(np.float32))
+        # The maximum is a NaN where any element is.
+        highest = np.maximum.reduce(result, axis=None)
+        return result.view(U32) if highest == highest else exact(a, b)
+
+    return compute
+
+
+QUICK: dict[str, Callable[..., Array]] = {
+    "add": quick(np.add, floats.add_f32),
+    "sub": quick(np.subtract, floats.sub_f32),
+    "mul": quick(np.multiply, floats.mul_f32),
+}
+
+
 def _reverse(function: Callable[..., Array]) -> Callable[..., Array]:
     return lambda a, b, **mode: function(b, a, **mode)
 
@@ -61,6 +80,10 @@ TWO: dict[str, tuple[Callable[..., Array], str, bool, bool]] = {
 
 def _moded(env: Environment, function: Callable[..., Array], denorm: bool, with_ieee: bool) -> Callable[..., Array]:
     mode: dict[str, Any] = {}
+    if denormals(env) == 3:
+        for exact, fast in ((floats.add_f32, "add"), (floats.sub_f32, "sub"), (floats.mul_f32, "mul")):
+            if function is exact:
+                return QUICK[fast]
     if denorm and denormals(env) != 3:
         mode["denorm"] = denormals(env)
     if with_ieee and not ieee(env):

@@ -268,11 +268,10 @@ def buffer_store_narrow(ins: Instruction, env: Environment) -> Operation:
 # -- straight to LDS ------------------------------------------------------------------------------------------
 
 
-def _lds_target(op: Operation, g: Group, immediate: int, count: int, mask: Any) -> np.ndarray:
+def _lds_target(g: Group, immediate: int, count: int, mask: Any) -> np.ndarray:
     """LDS address of each lane: M0 + inst_offset + the lane's place; the lane is the physical one."""
     base = (g.s[M0] & mask) + U32(immediate)
-    addresses = base[..., None] + LANE * U32(LDS_LANE_STRIDE[count])
-    return g.machine.lds.check(op, g, addresses, 4 * count, 4)
+    return base[..., None] + LANE * U32(LDS_LANE_STRIDE[count])
 
 
 def _to_lds(ins: Instruction, reads: set[int], locate: Any, immediate: int, count: int, m0_mask: Any) -> Operation:
@@ -286,8 +285,8 @@ def _to_lds(ins: Instruction, reads: set[int], locate: Any, immediate: int, coun
     def run(g: Group) -> None:
         accesses, whole = locate(g)
         note(g, op, accesses, 4, count, whole, write=False)
-        addresses = _lds_target(op, g, immediate, count, m0_mask)
-        events = g.machine.hazards.lds_access(g, op, addresses, 4 * count, write=True, dma=True)
+        target = _lds_target(g, immediate, count, m0_mask)
+        addresses, events = g.machine.hazards.lds.access(g, op, target, 4 * count, 4, write=True, dma=True)
         payload = (accesses, whole, addresses, g.exec)
         g.machine.issue(g, Pending(op, effect, payload, events=events), lgkm=False)
 

@@ -39,8 +39,7 @@ def ds_read(ins: Instruction, env: Environment) -> Operation:
 
     def run(g: Group) -> None:
         machine = g.machine
-        addresses = machine.lds.check(op, g, _address(g, address, offset), 4 * count, 4)
-        events = machine.hazards.lds_access(g, op, addresses, 4 * count, write=False)
+        addresses, events = machine.hazards.lds.access(g, op, _address(g, address, offset), 4 * count, 4, write=False)
         machine.issue(g, Pending(op, effect, (addresses, g.exec), events=events), lgkm=True)
 
     ids = env.ids(ins.operands[1])
@@ -78,8 +77,7 @@ def ds_read_narrow(ins: Instruction, env: Environment) -> Operation:
 
     def run(g: Group) -> None:
         machine = g.machine
-        addresses = machine.lds.check(op, g, _address(g, address, offset), size, size)
-        events = machine.hazards.lds_access(g, op, addresses, size, write=False)
+        addresses, events = machine.hazards.lds.access(g, op, _address(g, address, offset), size, size, write=False)
         machine.issue(g, Pending(op, effect, (addresses, g.exec), events=events), lgkm=True)
 
     ids = env.ids(ins.operands[1])
@@ -112,11 +110,11 @@ def ds_read2(ins: Instruction, env: Environment) -> Operation:
 
     def run(g: Group) -> None:
         machine = g.machine
-        places = [machine.lds.check(op, g, _address(g, address, offset), 4 * words, 4) for offset in offsets]
-        events: tuple[Any, ...] = ()
-        for place in places:
-            events += machine.hazards.lds_access(g, op, place, 4 * words, write=False)
-        machine.issue(g, Pending(op, effect, (*places, g.exec), events=events), lgkm=True)
+        first, events = machine.hazards.lds.access(g, op, _address(g, address, offsets[0]), 4 * words, 4, write=False)
+        second, more = machine.hazards.lds.access(
+            g, op, _address(g, address, offsets[1]), 4 * words, 4, write=False, place=1
+        )
+        machine.issue(g, Pending(op, effect, (first, second, g.exec), events=events + more), lgkm=True)
 
     ids = env.ids(ins.operands[1])
     op = Operation(ins, "lds", run, reads=ids, writes=env.ids(target), sinks=ids)
@@ -139,8 +137,9 @@ def ds_write(ins: Instruction, env: Environment) -> Operation:
 
     def run(g: Group) -> None:
         machine = g.machine
-        addresses = machine.lds.check(op, g, _address(g, address, offset), 4 * count, 4)
-        events = machine.hazards.lds_access(g, op, addresses, 4 * count, write=True, data=rows)
+        addresses, events = machine.hazards.lds.access(
+            g, op, _address(g, address, offset), 4 * count, 4, write=True, data=rows
+        )
         values = [g.v[k].copy() for k in rows]
         machine.issue(g, Pending(op, effect, (addresses, values, g.exec), events=events), lgkm=True)
 
@@ -169,8 +168,9 @@ def ds_write_narrow(ins: Instruction, env: Environment) -> Operation:
 
     def run(g: Group) -> None:
         machine = g.machine
-        addresses = machine.lds.check(op, g, _address(g, address, offset), size, size)
-        events = machine.hazards.lds_access(g, op, addresses, size, write=True, data=(row,))
+        addresses, events = machine.hazards.lds.access(
+            g, op, _address(g, address, offset), size, size, write=True, data=(row,)
+        )
         machine.issue(g, Pending(op, effect, (addresses, g.v[row] >> U32(shift), g.exec), events=events), lgkm=True)
 
     op = Operation(ins, "lds", run, reads=env.ids(*ins.operands), sinks=env.ids(ins.operands[0]))
@@ -201,12 +201,21 @@ def ds_write2(ins: Instruction, env: Environment) -> Operation:
 
     def run(g: Group) -> None:
         machine = g.machine
-        places = [machine.lds.check(op, g, _address(g, address, offset), 4 * words, 4) for offset in offsets]
+        places = []
         events: tuple[Any, ...] = ()
-        for place, row in zip(places, rows, strict=True):
-            events += machine.hazards.lds_access(
-                g, op, place, 4 * words, write=True, data=tuple(range(row, row + words))
+        for number, row in enumerate(rows):
+            where, more = machine.hazards.lds.access(
+                g,
+                op,
+                _address(g, address, offsets[number]),
+                4 * words,
+                4,
+                write=True,
+                data=tuple(range(row, row + words)),
+                place=number,
             )
+            places.append(where)
+            events += more
         data = [[g.v[row + k].copy() for k in range(words)] for row in rows]
         machine.issue(g, Pending(op, effect, (places, data, g.exec), events=events), lgkm=True)
 
@@ -235,8 +244,9 @@ def ds_read_transposed(ins: Instruction, env: Environment) -> Operation:
 
     def run(g: Group) -> None:
         machine = g.machine
-        addresses = machine.lds.check(op, g, _address(g, address, offset), 4 * count, 4 if count == 3 else 8)
-        events = machine.hazards.lds_access(g, op, addresses, 4 * count, write=False)
+        addresses, events = machine.hazards.lds.access(
+            g, op, _address(g, address, offset), 4 * count, 4 if count == 3 else 8, write=False
+        )
         machine.issue(g, Pending(op, effect, (addresses, g.exec), events=events), lgkm=True)
 
     ids = env.ids(ins.operands[1])

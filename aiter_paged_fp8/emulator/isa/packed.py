@@ -11,8 +11,9 @@ from ..math import floats
 from ..operation import Environment, Operation, Unimplemented, instruction
 from ..state import Group
 from ..syntax import Constant, Instruction, Register
-from .arithmetic import denormals
+from .arithmetic import QUICK, denormals
 from .operands import SIGN32, Getter, want_register, write_vector
+from .valu import bare
 
 FAMILY = "packed"
 U32 = np.uint32
@@ -52,8 +53,11 @@ def _dword(env: Environment, operand: Any, which: int, negate: bool) -> Getter:
 def packed_f32(ins: Instruction, env: Environment) -> Operation:
     """Two independent f32 operations."""
     function, count = PACKED[ins.mnemonic]
+    function = bare(function)
     row = env.row(want_register(ins.operands[0], "va", 2))
     mode = denormals(env)
+    if mode == 3 and count == 2:
+        function = QUICK[ins.mnemonic.split("_")[2]]
     low = ins.bits("op_sel", (0,) * count)
     high = ins.bits("op_sel_hi", (1,) * count)
     neg = [ins.bits("neg_lo", (0,) * count), ins.bits("neg_hi", (0,) * count)]

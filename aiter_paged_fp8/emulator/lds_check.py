@@ -1,0 +1,293 @@
+"""What happens at the issue of an LDS access: bounds, counts, bank conflicts, undefined bytes, races.
+
+Kernels touch LDS in few patterns, moved as a whole from one buffer to the next. An instruction's pattern is kept, so that a
+repeated one costs one comparison of addresses and everything else is arithmetic on a handful of numbers.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .banks import conflict_cycles
+from .operation import Operation
+from .races import Event, RaceCheck
+from .state import Group
+from .undefined import UndefinedCheck, Unwritten
+
+if TYPE_CHECKING:
+    from .machine import Machine
+
+# LDS is known to be written in blocks of this many bytes, so that a fully written buffer costs one comparison.
+BLOCK = 256
+_ALL_KNOWN = np.uint64(0x0101010101010101)
+
+
+class Pattern:
+    """Addresses of one LDS instruction by all lanes of a group, as it met them last.
+
+    Attributes
+    ----------
+    number : int
+        Distinguishes patterns of all instructions.
+    relative : numpy.ndarray
+        Addresses minus that of the first lane.
+    first : int
+        Address of the first lane.
+    low, high : numpy.ndarray
+        Lowest and highest first byte per wave of the workgroup, when the first lane was at ``origin``.
+    bits : int
+        OR of all addresses then.
+    """
+
+    __slots__ = ("bits", "conflicts", "first", "high", "low", "number", "origin", "relative")
+
+    def __init__(self, number: int, addresses: np.ndarray) -> None:
+        self.number = number
+        self.first = self.origin = int(addresses.flat[0])
+        self.relative = addresses - addresses.flat[0]
+        rows = addresses.reshape(len(addresses), -1)
+        self.low, self.high = rows.min(axis=1).astype(np.int64), rows.max(axis=1).astype(np.int64)
+        self.bits = int(np.bitwise_or.reduce(addresses, axis=None))
+        self.conflicts = -1
+
+
+class LdsCheck:
+    """LDS accesses of one batch."""
+
+    def __init__(self, machine: Machine, unwritten: UndefinedCheck) -> None:
+        self.machine = machine
+        self.unwritten = unwritten
+        self.check_races = machine.options.checks.races
+        self.check_undefined = machine.options.checks.undefined
+        self.races = RaceCheck(machine)
+        self.patterns: dict[tuple[int, int, int], Pattern] = {}
+        self.pattern_count = 0
+        self.known_reads: set[tuple[int, ...]] = set()
+        if self.check_undefined and machine.lds_size:
+            stride = machine.lds.stride
+            self.known = np.zeros((machine.batch, stride), np.bool_)
+            self.block_known = np.zeros(-(-stride // BLOCK), np.bool_)
+
+    def access(
+        self,
+        group: Group,
+        op: Operation,
+        addresses: np.ndarray,
+        size: int,
+        alignment: int,
+        *,
+        write: bool,
+        dma: bool = False,
+        data: tuple[int, ...] | None = None,
+        place: int = 0,
+    ) -> tuple[np.ndarray, tuple[Event, ...]]:
+        """Check and count an access at its issue.
+
+        Parameters
+        ----------
+        addresses : numpy.ndarray
+            uint32 within the workgroup, offsets included.
+        size : int
+            Bytes per lane.
+        alignment : int
+            Addresses must be multiples of it.
+        data : tuple of int, optional
+            Vector rows that a write stores; None: the data is defined.
+        place : int
+            Which of an instruction's accesses this is.
+
+        Returns
+        -------
+        addresses : numpy.ndarray
+            Inactive lanes hold 0.
+        events : tuple of Event
+            For the pending operation; they are published when it has been waited for.
+        """
+        pattern = self._pattern(group, op, addresses, size, alignment, place)
+        if pattern is None:
+            addresses = self.machine.lds.check(op, group, addresses, size, alignment)
+        self._count(group, op, addresses, size, pattern, write=write, dma=dma)
+        if self.check_undefined:
+            if write:
+                self._written(group, addresses, size, data, pattern)
+            else:
+                self._read(group, op, addresses, size, pattern)
+        if not self.check_races:
+            return addresses, ()
+        event = self._event(group, op, addresses, size, pattern, write=write, dma=dma)
+        if event is None:
+            return addresses, ()
+        self.races.access(event)
+        return addresses, (event,)
+
+    def _pattern(
+        self, group: Group, op: Operation, addresses: np.ndarray, size: int, alignment: int, place: int
+    ) -> Pattern | None:
+        """The pattern of an access by all lanes, known to be in bounds; None where there is none."""
+        if not group.full:
+            return None
+        first = int(addresses.flat[0])
+        # Parts of a workgroup's waves have patterns of their own.
+        key = (op.index, place, group.rect.w0)
+        known = self.patterns.get(key)
+        if known is not None and known.relative.shape == addresses.shape:
+            shift = first - known.origin
+            if (known.relative == addresses - addresses.flat[0]).all():
+                inside = (
+                    int(known.low.min()) + shift >= 0 and int(known.high.max()) + shift + size <= self.machine.lds.size
+                )
+                if inside and not (known.bits | shift) & (alignment - 1):
+                    known.first = first
+                    return known
+        self.machine.lds.check(op, group, addresses, size, alignment)
+        self.pattern_count += 1
+        pattern = self.patterns[key] = Pattern(self.pattern_count, addresses)
+        return pattern
+
+    def _count(
+        self,
+        group: Group,
+        op: Operation,
+        addresses: np.ndarray,
+        size: int,
+        pattern: Pattern | None,
+        *,
+        write: bool,
+        dma: bool,
+    ) -> None:
+        mask, counter = group.exec, self.machine.counter
+        lanes = mask.size if group.full else int(np.count_nonzero(mask))
+        counter.bytes["lds dma" if dma else ("lds written" if write else "lds read")] += lanes * size
+        if dma:
+            return
+        cycles = -1 if pattern is None else pattern.conflicts
+        if cycles < 0:
+            cycles = conflict_cycles(addresses, mask, max(size // 4, 1), write=write)
+            if pattern is not None:
+                pattern.conflicts = cycles
+        if cycles:
+            counter.conflicts[op.index] += cycles
+
+    def _event(
+        self,
+        group: Group,
+        op: Operation,
+        addresses: np.ndarray,
+        size: int,
+        pattern: Pattern | None,
+        *,
+        write: bool,
+        dma: bool,
+    ) -> Event | None:
+        mask = group.exec
+        if pattern is not None:
+            shift = pattern.first - pattern.origin
+            low, high = pattern.low + shift, pattern.high + (shift + size)
+        else:
+            if not group.any_active:
+                return None
+            rows = group.shape[0]
+            low = np.where(mask, addresses, np.uint32(0xFFFFFFFF)).reshape(rows, -1).min(axis=1).astype(np.int64)
+            high = np.where(mask, addresses, np.uint32(0)).reshape(rows, -1).max(axis=1).astype(np.int64) + size
+        return Event(
+            op,
+            group.rect,
+            addresses,
+            mask,
+            size,
+            write,
+            dma,
+            low,
+            high,
+            int(low.min()),
+            int(high.max()),
+            None if pattern is None else pattern.number,
+        )
+
+    # -- bytes that nobody wrote --------------------------------------------------------------------------------
+
+    def _span(self, group: Group, addresses: np.ndarray, size: int, pattern: Pattern | None) -> tuple[int, int]:
+        """Blocks that an access touches."""
+        if pattern is not None:
+            shift = pattern.first - pattern.origin
+            low, high = int(pattern.low.min()) + shift, int(pattern.high.max()) + shift
+        else:
+            low = int(np.where(group.exec, addresses, np.uint32(0xFFFFFFFF)).min())
+            high = int(addresses.max())
+        return low // BLOCK, (high + size - 1) // BLOCK + 1
+
+    def _written(
+        self, group: Group, addresses: np.ndarray, size: int, data: tuple[int, ...] | None, pattern: Pattern | None
+    ) -> None:
+        if not group.any_active:
+            return
+        unknown = {}
+        if data is not None and group.undefined:
+            unknown = {
+                position: self.unwritten.full_mask(group, row)
+                for position, row in enumerate(data)
+                if row in group.undefined
+            }
+        first, last = self._span(group, addresses, size, pattern)
+        if not unknown and self.block_known[first:last].all():
+            return
+        if unknown:
+            self.known_reads.clear()
+        mask = group.exec
+        workgroups = np.broadcast_to(np.arange(group.rect.g0, group.rect.g1)[:, None], mask.shape)
+        rows, at = workgroups[mask], addresses[mask]
+        for byte in range(size):
+            known: Any = True
+            if byte // 4 in unknown:
+                known = ((unknown[byte // 4] >> np.uint32(8 * (byte % 4))) & np.uint32(0xFF))[mask] == 0
+            self.known[rows, at + byte] = known
+        edge = self.known.shape[1]
+        for block in range(first, last):
+            self.block_known[block] = self.known[:, block * BLOCK : min((block + 1) * BLOCK, edge)].all()
+
+    def _read(self, group: Group, op: Operation, addresses: np.ndarray, size: int, pattern: Pattern | None) -> None:
+        if not group.any_active:
+            return
+        first, last = self._span(group, addresses, size, pattern)
+        if self.block_known[first:last].all():
+            return
+        key = None if pattern is None else (pattern.number, pattern.first, size, group.rect.g0, group.rect.g1)
+        if key in self.known_reads:
+            return
+        if self._all_known(group, addresses, size):
+            if key is not None:
+                self.known_reads.add(key)
+            return
+        workgroups = np.arange(group.rect.g0, group.rect.g1)[:, None]
+        targets = sorted(op.writes)
+        # Transposing reads move bytes between lanes; for them whole registers of the wave count as undefined.
+        spread = "_tr_" in op.instruction.mnemonic
+        for position in range(size):
+            known = self.known[workgroups, addresses + position] | ~group.exec
+            if known.all():
+                continue
+            bits = np.uint32(0xFFFFFFFF if spread else 0xFF << (8 * (position % 4)))
+            mask = np.where(known, np.uint32(0), bits)
+            if spread:
+                mask = np.broadcast_to(np.where(mask.any(axis=-1, keepdims=True), bits, np.uint32(0)), known.shape)
+            for target in targets if spread else targets[position // 4 : position // 4 + 1]:
+                old = group.undefined.get(target)
+                merged = mask if old is None or old.mask is None else old.mask | mask
+                group.undefined[target] = Unwritten(np.array(merged), op.index)
+
+    def _all_known(self, group: Group, addresses: np.ndarray, size: int) -> bool:
+        """Whether every byte of a naturally aligned access is known, whole items at a time."""
+        if size not in (2, 4, 8, 16) or int(np.bitwise_or.reduce(addresses, axis=None)) & (size - 1):
+            return False
+        workgroups = np.arange(group.rect.g0, group.rect.g1, dtype=np.int64)[:, None]
+        places = (addresses + workgroups * self.known.shape[1]) // size
+        flat = self.known.reshape(-1)
+        if size == 16:
+            # A complex number is moved bit by bit; true is 1 in each byte.
+            found = flat.view(np.complex128).take(places).view(np.uint64)
+            whole = (found == _ALL_KNOWN).reshape(*places.shape, 2).all(axis=-1)
+        else:
+            whole = flat.view(f"u{size}").take(places) == _ALL_KNOWN >> np.uint64(64 - 8 * size)
+        return bool((whole | ~group.exec).all())
