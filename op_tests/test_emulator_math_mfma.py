@@ -260,6 +260,23 @@ def test_constant_accumulators_broadcast() -> None:
     assert (zero == full).all()
 
 
+def test_strided_views_with_any_leading_axes() -> None:
+    shape = mfma.Shape(32, 64)
+    a, _ = operand("fp8", (32, 64, 1), True, True)
+    c, _ = accumulator(32, 1, False)
+    scale = RNG.integers(120, 130, (WAVES, 64)).astype(np.uint32)
+    types = {"shape": shape, "a_type": "fp8", "b_type": "fp8"}
+    # Registers first, as a register file has them, and two axes of waves.
+    file = np.zeros((30, WAVES, 2, 64), np.uint32)
+    file[3:11] = a.transpose(1, 0, 2)[:, :, None]
+    file[11:27] = c.transpose(1, 0, 2)[:, :, None]
+    operand_view, addend = np.moveaxis(file[3:11], 0, -2), np.moveaxis(file[11:27], 0, -2)
+    got = mfma.mfma(operand_view, operand_view, addend, **types)
+    assert (got == mfma.mfma(a, a, c, **types)[:, None]).all()
+    scaled = mfma.mfma_scale(operand_view, operand_view, addend, scale[:, None], scale[:, None], **types)
+    assert (scaled == mfma.mfma_scale(a, a, c, scale, scale, **types)[:, None]).all()
+
+
 def test_result_matrix_reads_what_the_instruction_wrote() -> None:
     for shape in (mfma.Shape(32, 64), mfma.Shape(16, 128), mfma.Shape(4, 4, 16), mfma.Shape(16, 4, 4)):
         c, matrix = accumulator(shape.rows, shape.blocks, False)

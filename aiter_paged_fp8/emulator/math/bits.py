@@ -28,7 +28,7 @@ def perm_b32(s0: U32, s1: U32, selector: U32) -> U32:
     0x00, anything above 0xff.
     """
     selector = np.asarray(selector)
-    anyone = selector.reshape(-1)[0]
+    anyone = selector.flat[0]
     if (selector == anyone).all():
         return _perm_uniform(s0, s1, int(anyone))
     s0, s1, selector = np.broadcast_arrays(s0, s1, selector)

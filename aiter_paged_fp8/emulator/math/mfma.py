@@ -22,6 +22,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +32,7 @@ from aiter_paged_fp8.emulator.math.narrow import BF6, BF8, FP4, FP6, FP8, Narrow
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
+A = TypeVar("A", bound=NDArray[Any])
 
 _quietly = np.errstate(all="ignore")
 
@@ -203,38 +205,46 @@ def operand_matrix(registers: U32, shape: Shape, element: Element) -> F32:
 
     Parameters
     ----------
-    registers : ndarray of uint32, [waves, operand registers, 64]
+    registers : ndarray of uint32, [..., operand registers, 64]
+        May be a strided view: it is copied once.
 
     Returns
     -------
-    ndarray of float32, [waves, blocks, M, K]
+    ndarray of float32, [..., blocks, M, K]
     """
-    waves = registers.shape[0]
+    lead = registers.shape[:-2]
     run = shape.run(element)
     words = run * element.bits // 32
-    runs = shape.per_lane // run
-    axes = registers.reshape(waves, runs, words, shape.groups, shape.blocks, shape.rows)
-    rows = np.ascontiguousarray(axes.transpose(0, 4, 5, 1, 3, 2))
-    return element.decode(rows.reshape(waves, shape.blocks, shape.rows, -1))
+    axes = registers.reshape(*lead, shape.per_lane // run, words, shape.groups, shape.blocks, shape.rows)
+    rows = np.ascontiguousarray(_permute_tail(axes, (3, 4, 0, 2, 1)))
+    return element.decode(rows.reshape(*lead, shape.blocks, shape.rows, -1))
 
 
-def _result_view(registers: NDArray[np.generic], shape: Shape) -> NDArray[np.generic]:
-    """[waves, result registers, 64] seen as waves, block, row group, row | block, row group, column."""
+def _permute_tail(array: A, order: tuple[int, ...]) -> A:
+    """Transposition of the last axes alone."""
+    first = array.ndim - len(order)
+    return array.transpose(*range(first), *(first + n for n in order))
+
+
+def _result_view(registers: A, shape: Shape) -> A:
+    """[..., result registers, 64] seen as [..., block, row group, row | block, row group, column]."""
     blocks_after, blocks_beside, groups_after, groups_beside = shape.result_axes
-    return registers.reshape(-1, blocks_after, groups_after, _GROUP_HEIGHT, blocks_beside, groups_beside, shape.rows)
+    split = (blocks_after, groups_after, _GROUP_HEIGHT, blocks_beside, groups_beside, shape.rows)
+    return registers.reshape(*registers.shape[:-2], *split)  # type: ignore[return-value]
 
 
-def _product_view(product: NDArray[np.generic], shape: Shape) -> NDArray[np.generic]:
-    """[waves, blocks, M, N] in the same axes."""
+def _product_view(product: A, shape: Shape) -> A:
+    """[..., blocks, M, N] in the same axes."""
     blocks_after, blocks_beside, groups_after, groups_beside = shape.result_axes
-    split = (-1, blocks_after, blocks_beside, groups_after, groups_beside, _GROUP_HEIGHT, shape.rows)
-    return product.reshape(split).transpose(0, 1, 3, 5, 2, 4, 6)
+    split = (blocks_after, blocks_beside, groups_after, groups_beside, _GROUP_HEIGHT, shape.rows)
+    axes = product.reshape(*product.shape[:-3], *split)
+    return _permute_tail(axes, (0, 2, 4, 1, 3, 5))  # type: ignore[return-value]
 
 
 def result_matrix(registers: U32, shape: Shape) -> U32:
-    """C or D registers, [waves, registers, 64], as matrices, [waves, blocks, M, N]."""
-    view = _result_view(registers, shape).transpose(0, 1, 4, 2, 5, 3, 6)
-    return view.reshape(-1, shape.blocks, shape.rows, shape.rows)
+    """C or D registers, [..., registers, 64], as matrices, [..., blocks, M, N]."""
+    view = _permute_tail(_result_view(registers, shape), (0, 3, 1, 4, 2, 5))
+    return view.reshape(*registers.shape[:-2], shape.blocks, shape.rows, shape.rows)
 
 
 def broadcast_a(registers: U32, cbsz: int, abid: int) -> U32:
@@ -265,22 +275,21 @@ def mfma(a: U32, b: U32, c: U32, *, shape: Shape, a_type: str, b_type: str) -> U
 
     Parameters
     ----------
-    a, b : ndarray of uint32, [waves, registers, 64]
+    a, b : ndarray of uint32, [..., registers, 64]
         Exactly the registers that shape and element type ask for.
     c : ndarray of uint32
-        f32, or i32 for i8 operands; [waves, result registers, 64] or anything that broadcasts to it.
+        f32, or i32 for i8 operands; [..., result registers, 64] or anything that broadcasts to it.
     a_type, b_type : str
         Keys of `ELEMENTS`.
 
     Returns
     -------
-    ndarray of uint32, [waves, result registers, 64]
+    ndarray of uint32, [..., result registers, 64]
     """
     left = operand_matrix(a, shape, ELEMENTS[a_type])
     right = operand_matrix(b, shape, ELEMENTS[b_type])
     product = np.matmul(left, right.swapaxes(-1, -2))
-    waves = a.shape[0]
-    full = (waves, shape.result_registers, LANES)
+    full = (*a.shape[:-2], shape.result_registers, LANES)
     if a_type == "i8":
         # At most 64 products of 14 bits: f32 holds the sum.
         whole = _product_view(product.astype(np.int32), shape).reshape(full)
@@ -289,7 +298,7 @@ def mfma(a: U32, b: U32, c: U32, *, shape: Shape, a_type: str, b_type: str) -> U
     return _finish(_product_view(product, shape), addend, full)
 
 
-def _finish(product: NDArray[np.generic], addend: NDArray[np.generic], full: tuple[int, int, int]) -> U32:
+def _finish(product: NDArray[np.generic], addend: NDArray[np.generic], full: tuple[int, ...]) -> U32:
     total = np.empty(addend.shape, np.float32)
     np.add(product, addend, out=total, casting="same_kind")
     return total.reshape(full).view(np.uint32)
@@ -300,18 +309,18 @@ def scale_factors(register: U32, select: int, shape: Shape) -> F64:
 
     Parameters
     ----------
-    register : ndarray of uint32, [waves, 64] or broadcasting to it
+    register : ndarray of uint32, [..., 64] or broadcasting to it
     select : int
         Byte of the register: {op_sel_hi, op_sel}.
 
     Returns
     -------
-    ndarray of float64, [waves, M, K / 32]
+    ndarray of float64, [..., M, K / 32]
         Lane l scales row l % M in block l // M of 32 k.
     """
     code = (register >> np.uint32(8 * select)) & np.uint32(0xFF)
     by_lane = np.broadcast_to(scale_table()[code], (*np.shape(code)[:-1], LANES))
-    return by_lane.reshape(-1, shape.depth // SCALE_BLOCK, shape.rows).swapaxes(-1, -2)
+    return by_lane.reshape(*by_lane.shape[:-1], shape.depth // SCALE_BLOCK, shape.rows).swapaxes(-1, -2)
 
 
 @_quietly
@@ -332,7 +341,7 @@ def mfma_scale(
 
     Parameters
     ----------
-    scale_a, scale_b : ndarray of uint32, [waves, 64] or broadcasting to it
+    scale_a, scale_b : ndarray of uint32, [..., 64] or broadcasting to it
         E8M0 exponents, one of the four bytes by `select_a` and `select_b`; 0xFF makes the results NaN.
     """
     codes = [(s >> np.uint32(8 * n)) & np.uint32(0xFF) for s, n in ((scale_a, select_a), (scale_b, select_b))]
@@ -341,10 +350,10 @@ def mfma_scale(
     sides = []
     for registers, scale, select, name in ((a, scale_a, select_a, a_type), (b, scale_b, select_b, b_type)):
         matrix = operand_matrix(registers, shape, ELEMENTS[name]).astype(np.float64)
-        factors = scale_factors(scale, select, shape)
-        blocked = matrix.reshape(-1, shape.rows, shape.depth // SCALE_BLOCK, SCALE_BLOCK) * factors[..., None]
-        sides.append(blocked.reshape(-1, shape.rows, shape.depth))
+        factors = scale_factors(scale, select, shape)[..., None, :, :, None]
+        blocked = matrix.reshape(*matrix.shape[:-1], shape.depth // SCALE_BLOCK, SCALE_BLOCK) * factors
+        sides.append(blocked.reshape(matrix.shape))
     product = np.matmul(sides[0], sides[1].swapaxes(-1, -2))
-    full = (a.shape[0], shape.result_registers, LANES)
+    full = (*a.shape[:-2], shape.result_registers, LANES)
     addend = _result_view(np.broadcast_to(c.view(np.float32), full), shape)
     return _finish(_product_view(product, shape), addend.astype(np.float64), full)
