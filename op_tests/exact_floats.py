@@ -52,18 +52,23 @@ class Format:
         field, fraction = magnitude >> self.mantissa, magnitude & ((1 << self.mantissa) - 1)
         scale = max(field, 1) - self.bias - self.mantissa
         whole = fraction + (1 << self.mantissa if field else 0)
-        number = Fraction(whole) * Fraction(2) ** scale
+        number = Fraction(whole << scale) if scale >= 0 else Fraction(whole, 1 << -scale)
         return -number if bits & self.sign_bit else number
 
     def round(self, number: Fraction) -> int:
         """Magnitude bits nearest to a non-negative number, ties to even; beyond `largest` what follows it."""
-        if number == 0:
+        top, bottom = number.numerator, number.denominator
+        if top == 0:
             return 0
-        exponent = number.numerator.bit_length() - number.denominator.bit_length()
-        if Fraction(2) ** exponent > number:
+        exponent = top.bit_length() - bottom.bit_length()
+        if (top << max(-exponent, 0)) < (bottom << max(exponent, 0)):
             exponent -= 1
         exponent = max(exponent, 1 - self.bias)
-        steps = round(number / Fraction(2) ** (exponent - self.mantissa))
+        step = exponent - self.mantissa
+        top, bottom = top << max(-step, 0), bottom << max(step, 0)
+        steps, rest = divmod(top, bottom)
+        if 2 * rest > bottom or (2 * rest == bottom and steps & 1):
+            steps += 1
         return min(((exponent + self.bias - 1) << self.mantissa) + steps, self.largest + 1)
 
 

@@ -56,7 +56,7 @@ def flush_f16(bits: U32) -> U32:
 def cvt_f32_f16(value: U32, *, denorm: int = 3) -> U32:
     """V_CVT_F32_F16: exact; subnormal inputs are subject to the double/half denormal mode."""
     half = value & _HALF_MASK
-    return _f16_table()[half if denorm & 1 else flush_f16(half)]
+    return np.take(_f16_table(), half if denorm & 1 else flush_f16(half))
 
 
 @_quietly
