@@ -56,6 +56,13 @@ def test_arithmetic_rounds_once(kind: str, clamps: bool) -> None:
         assert int(got[i]) == exact(kind, *row, clamps=clamps), (kind, [hex(r) for r in row], hex(int(got[i])))
 
 
+def test_fma_takes_its_addend_into_account_far_below_the_last_bit() -> None:
+    # The product is halfway between two halves, 2**-11 above one; the addend is 2**-24 and decides.
+    a, b, c = (np.array(x, np.uint32) for x in ([0x3C10, 0x3C10, 0xBC10], [0x3C20] * 3, [0x0001, 0x8001, 0x8001]))
+    got = halves.fma_f16(a, b, c).tolist()
+    assert got == [exact("fma", *map(int, row)) for row in zip(a, b, c, strict=True)] == [0x3C31, 0x3C30, 0xBC31]
+
+
 def test_subnormals_are_flushed_as_the_mode_says() -> None:
     one, tiny = np.array([0x3C00], np.uint32), np.array([0x8001], np.uint32)
     for denorm, want in ((0, SIGN), (1, SIGN), (2, SIGN), (3, 0x8001)):

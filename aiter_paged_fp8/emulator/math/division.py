@@ -14,6 +14,7 @@ from aiter_paged_fp8.emulator.math.floats import (
     as_f32,
     fma_f32,
     is_nan,
+    round_to_odd_sum,
     select,
     settle_nan,
 )
@@ -55,7 +56,7 @@ def div_scale_f32(s0: U32, s1: U32, s2: U32) -> tuple[U32, Bool]:
     The manual's conditions cannot all be meant as printed: no float's reciprocal is a subnormal double, and scaling a
     huge denominator up makes it infinite. What is done here is what makes the division macro come out right and what
     emulators fitted to hardware of the family do: the quotient underflows where the exponents are 96 apart, as
-    it overflows; a huge denominator is scaled down; a zero operand gives NaN and sets the condition.
+    it overflows; a huge denominator is scaled down.
 
     Returns
     -------
@@ -79,11 +80,12 @@ def div_scale_f32(s0: U32, s1: U32, s2: U32) -> tuple[U32, Bool]:
         0,
     ).astype(np.int32)
     result = np.where(shift != 0, ldexp_f32(s0, shift.view(np.uint32)), s0)
-    return np.where(zero, DEFAULT_NAN, result), zero | overflows | underflows
+    return np.where(zero, DEFAULT_NAN, result), overflows | underflows
 
 
+@_quietly
 def div_fmas_f32(s0: U32, s1: U32, s2: U32, vcc: Bool) -> U32:
-    """V_DIV_FMAS_F32: FMA, scaled back where `vcc` says that V_DIV_SCALE_F32 scaled.
+    """V_DIV_FMAS_F32: FMA, scaled back where `vcc` says that V_DIV_SCALE_F32 scaled, all rounded once.
 
     The CDNA4 manual multiplies by 2**32, which takes back neither of V_DIV_SCALE_F32's two scalings. As later manuals
     have it, `s2`, the quotient so far, tells them apart: from 2 upwards the denominator was scaled and the quotient is
@@ -92,8 +94,10 @@ def div_fmas_f32(s0: U32, s1: U32, s2: U32, vcc: Bool) -> U32:
     result = fma_f32(s0, s1, s2)
     if not vcc.any():
         return result
-    power = np.where(_exponent(s2) > _BIAS, np.int32(_SCALE), np.int32(-_SCALE))
-    return select(vcc, ldexp_f32(result, power.view(np.uint32)), result)
+    power = np.where(vcc, np.where(_exponent(s2) > _BIAS, _SCALE, -_SCALE), 0)
+    product = as_f32(s0).astype(np.float64) * as_f32(s1).astype(np.float64)
+    total = round_to_odd_sum(product, as_f32(s2).astype(np.float64))
+    return settle_nan(as_bits(np.ldexp(total, power).astype(np.float32)), s0, s1, s2)
 
 
 @_quietly

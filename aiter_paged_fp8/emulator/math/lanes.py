@@ -226,9 +226,8 @@ def write_lane(values: U32, lane: Index | int, value: U32) -> U32:
 def transpose_read_source(element_bits: int) -> tuple[Index, Index]:
     """Where the elements of a transpose read come from (11.4).
 
-    A group of 16 lanes fetches 16 runs of e elements, one run per lane. One rule holds for all sizes: with
-    r = lane % 16, element n of the result is element r % e of the run that lane ``r // e + (16 // e) * n`` of the group
-    fetched.
+    A group of 16 lanes fetches e rows of 16 elements, a row by 16 / e neighbouring lanes, and lane r of the group gets
+    column r: element n of its result is element r % e of what lane ``16 // e * n + r // e`` of the group fetched.
 
     Parameters
     ----------
