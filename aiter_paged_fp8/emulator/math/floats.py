@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from aiter_paged_fp8.emulator.math import U32, U64, Bool
+from aiter_paged_fp8.emulator.math import U32, Bool
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
@@ -331,7 +331,3 @@ def neg(value: U32) -> U32:
 def absolute(value: U32) -> U32:
     """ABS input modifier; NEG comes after it."""
     return value & MAGNITUDE
-
-
-def as_f64(bits: U64) -> F64:
-    return bits.view(np.float64)
