@@ -1,7 +1,7 @@
 """What happens at the issue of an LDS access: bounds, counts, bank conflicts, undefined bytes, races.
 
-Kernels touch LDS in few patterns, moved as a whole from one buffer to the next. An instruction's pattern is kept, so that a
-repeated one costs one comparison of addresses and everything else is arithmetic on a handful of numbers.
+Kernels touch LDS in few patterns, moved as a whole from one buffer to the next. An instruction's pattern is kept, so
+that a repeated one costs one comparison of addresses and everything else is arithmetic on a handful of numbers.
 """
 
 from __future__ import annotations

@@ -100,6 +100,8 @@ class Machine:
         self.trace: dict[tuple[int, int], list[int]] | None = {} if options.trace else None
         self.late = options.memory != "earliest"
         self.seeded_memory = options.memory == "seeded"
+        # How early either counter's operations take effect: some seeds let LDS operations hurry and DMA lag behind.
+        self.haste = {lgkm: self.random.choice((0.0, 0.5, 1.0)) for lgkm in (False, True)}
         self.first_workgroup = 0
         self.batch = 0
 
@@ -221,7 +223,7 @@ class Machine:
                 self._count(steps)
                 self._control(group, outcome, scheduler)
                 return
-            if pc in stops or steps > budget:
+            if pc in stops or steps >= budget:
                 self._count(steps)
                 group.pc = pc
                 scheduler.ready(group)
@@ -294,8 +296,9 @@ class Machine:
         if not self.late:
             pending.effect(group, pending.payload)
             pending.done = True
-        elif self.seeded_memory:
-            for waiting in queue[: self.random.randint(0, len(queue))]:
+        elif self.seeded_memory and self.haste[lgkm]:
+            early = len(queue) if self.haste[lgkm] == 1 else self.random.randint(0, len(queue))
+            for waiting in queue[:early]:
                 if not waiting.done:
                     waiting.effect(group, waiting.payload)
                     waiting.done = True

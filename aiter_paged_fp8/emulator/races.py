@@ -38,6 +38,8 @@ class Event:
         Cells whose wave has waited; None: see ``all_waited``.
     pattern : int or None
         Number of the address pattern, relative to the first lane; None: not comparable.
+    passed : bool
+        Whether a barrier has been passed since, though too early.
     """
 
     op: Operation
@@ -56,6 +58,7 @@ class Event:
     live: np.ndarray | None = None
     waited: np.ndarray | None = None
     bits: int = field(default=-1)
+    passed: bool = False
 
     def lowest_bits(self) -> int:
         """OR of all addresses and the size: its lowest set bit is the alignment."""
@@ -108,6 +111,7 @@ class RaceCheck:
                 continue
             passed = workgroups[event.rect.g0 : event.rect.g1]
             if passed.any():
+                event.passed = True
                 done = passed if event.all_waited else (event.waited & passed if event.waited is not None else None)
                 if done is not None:
                     if event.live is None:
@@ -227,7 +231,7 @@ class RaceCheck:
                 lane=lane,
             )
             return
-        missing = "no s_barrier" if old.all_waited else "no s_waitcnt followed by an s_barrier"
+        missing = "no s_barrier" if old.all_waited and not old.passed else "no s_waitcnt followed by an s_barrier"
         machine.reports.add(
             "race",
             f"{verb} {place} that {past} by wave {other} with {missing} between: workgroup {group_id}, wave {wave}, "

@@ -93,8 +93,12 @@ class Scheduler:
             group = groups.pop(chosen)
             rivals = [other for other in groups if not self.apart or other.rect.w0 == group.rect.w0]
             self.stops = {other.pc for other in rivals}
-            self.stops.discard(group.pc)
             self.shared = bool(rivals)
+            if group.pc in self.stops:
+                # Another one stands here too but has other operations on their way: they go on step by step, until
+                # a wait lets them join.
+                self.budget = 1
+                return group
         self.budget = self.machine.random.randint(1, SEEDED_QUANTUM) if self.kind == "seeded" else UNLIMITED
         return group
 

@@ -60,7 +60,7 @@ def _slices(g: Group) -> list[np.ndarray]:
 
 
 def _operand(registers: np.ndarray, shape: mfma.Shape, element: mfma.Element) -> np.ndarray:
-    """Values ``[waves, blocks, M, K]`` of registers ``[n, waves, 64]``: as `math.mfma.operand_matrix`, one copy less."""
+    """Values ``[waves, blocks, M, K]`` of registers ``[n, waves, 64]``: `math.mfma.operand_matrix`, one copy less."""
     count, waves, _ = registers.shape
     words = shape.run(element) * element.bits // 32
     axes = registers.reshape(count // words, words, waves, shape.groups, shape.blocks, shape.rows)
@@ -148,7 +148,7 @@ def matrix(ins: Instruction, env: Environment) -> Operation:
                 left = _operand(registers[a_row : a_row + a_count], shape, a_element)
                 right = _operand(registers[b_row : b_row + b_count], shape, b_element)
                 product = _product(np.matmul(left, right.swapaxes(-1, -2)), shape)
-                c = constant
+                c: Any = constant
                 if addend_row is not None:
                     c = _result(registers[addend_row : addend_row + result_count], shape)
                 np.add(product, c, out=_result(registers[row : row + result_count], shape))
