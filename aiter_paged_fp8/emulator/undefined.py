@@ -145,7 +145,6 @@ class UndefinedCheck:
             f"{role} {name}, which holds undefined {tail}{where if origin in (None, op.index) else ''}",
             op.index,
             None if origin == op.index else origin,
-            topic=name,
             register=name,
         )
 
