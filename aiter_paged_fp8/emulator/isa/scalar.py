@@ -118,9 +118,9 @@ def s_sub_i32(g: Group, a: Array, b: Array) -> Pair:
 
 
 def s_absdiff_i32(g: Group, a: Array, b: Array) -> Pair:
-    """Distance of signed values."""
-    difference = _signed(a).astype(I64) - _signed(b).astype(I64)
-    return _nonzero(np.abs(difference).astype(U32))
+    """Difference in 32 bits, negated where negative (the manual's examples show the wrap)."""
+    difference = np.asarray(a - b)
+    return _nonzero(np.where(_signed(difference) < 0, U32(0) - difference, difference))
 
 
 def _minmax(pick: Callable[[Array, Array], Array], signed: bool) -> Callable[..., Pair]:
