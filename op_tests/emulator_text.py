@@ -177,7 +177,9 @@ def signed(value: int, bits: int = 32) -> int:
     return value - (1 << bits) if value >> (bits - 1) else value
 
 
-def agree(mnemonic: str, got: np.ndarray, want: Sequence[Any], *sources: np.ndarray, nan: Callable[[int], bool] | None = None) -> None:
+def agree(
+    mnemonic: str, got: np.ndarray, want: Sequence[Any], *sources: np.ndarray, nan: Callable[[int], bool] | None = None
+) -> None:
     """Compare flat results; the first difference is shown with its sources.
 
     Parameters

@@ -365,7 +365,9 @@ def test_a_literal_of_a_64_bit_operation_is_sign_extended():
     assert (got["s30"], got["s31"], got["s33"]) == (0x80000000, M32, M32)
 
 
-@pytest.mark.parametrize("write", ["s_setreg_imm32_b32 hwreg(HW_REG_MODE, 23, 1), {}", "s_setreg_b32 hwreg(HW_REG_MODE, 23, 1), s20"])
+@pytest.mark.parametrize(
+    "write", ["s_setreg_imm32_b32 hwreg(HW_REG_MODE, 23, 1), {}", "s_setreg_b32 hwreg(HW_REG_MODE, 23, 1), s20"]
+)
 def test_mode_is_written_and_read_back(write):
     for bit in (0, 1):
         got = run_text(

@@ -180,7 +180,9 @@ def test_inactive_lanes_keep_their_value(mnemonic):
     agree(mnemonic, got, want, *sources)
 
 
-@pytest.mark.parametrize("mnemonic", [name for name, row in ROWS32.items() if row in (min, max) or source_count(row) > 1])
+@pytest.mark.parametrize(
+    "mnemonic", [name for name, row in ROWS32.items() if row in (min, max) or source_count(row) > 1]
+)
 def test_scalar_and_constant_sources(mnemonic):
     statement = ROWS32[mnemonic]
     count = 3 if "3_" in mnemonic and statement in (min, max) else source_count(statement)
@@ -302,7 +304,10 @@ def test_select_takes_the_second_source_where_the_mask_is_set(mask):
         vectors={10: a, 11: b},
         scalars={"vcc" if mask == "vcc" else 20: bits},
     )["v30"]
-    want = [y if int(bits[k // LANES]) >> k % LANES & 1 else x for k, (x, y) in enumerate(zip(a.ravel().tolist(), b.ravel().tolist(), strict=True))]
+    want = [
+        y if int(bits[k // LANES]) >> k % LANES & 1 else x
+        for k, (x, y) in enumerate(zip(a.ravel().tolist(), b.ravel().tolist(), strict=True))
+    ]
     agree("v_cndmask_b32", got, want, a, b)
 
 
