@@ -49,9 +49,67 @@ QUICK: dict[str, Callable[..., Array]] = {
 }
 
 
+def quick_extreme(pick: np.ufunc, exact: Callable[..., Array]) -> Callable[..., Array]:
+    """Minimum or maximum by the host's own, whose result is right unless it holds a NaN or a zero (of which sign?)."""
+
+    def compute(*operands: Array) -> Array:
+        first, *rest = [operand.view(np.float32) for operand in operands]
+        result = pick(first, rest[0])
+        for operand in rest[1:]:
+            result = pick(result, operand)
+        highest = np.maximum.reduce(result, axis=None)
+        if highest == highest and np.count_nonzero(result) == result.size:
+            return result.view(U32)
+        return exact(*operands)
+
+    return compute
+
+
+# Of a double's bits, those that rounding to float drops, and their pattern halfway between two floats.
+DROPPED, HALFWAY = np.uint64((1 << 29) - 1), np.uint64(1 << 28)
+TINY = np.float64(2.0**-126)
+
+
+def quick_fma(a: Array, b: Array, c: Array) -> Array:
+    """Single-rounded a * b + c.
+
+    The product is exact in double. Rounding twice is right unless the double was rounded to lie halfway between two
+    floats, or the result is subnormal, where halves lie elsewhere; those cases and NaNs go to the exact function.
+    """
+    product = np.multiply(a.view(np.float32), b.view(np.float32), dtype=np.float64)
+    total = np.asarray(np.add(product, c.view(np.float32), dtype=np.float64))
+    result = total.astype(np.float32)
+    size = np.abs(total)
+    lowest = np.minimum.reduce(size, axis=None)
+    if lowest < TINY:
+        if ((size < TINY) & (size > 0)).any():
+            return floats.fma_f32(a, b, c)
+    elif lowest != lowest:
+        return floats.fma_f32(a, b, c)
+    halfway = (total.view(np.uint64) & DROPPED) == HALFWAY
+    if halfway.any():
+        # What the sum in double left out, exactly: only then does a tie break the wrong way.
+        rest = total - product
+        error = (product - (total - rest)) + (c.view(np.float32) - rest)
+        if (halfway & (error != 0)).any():
+            return floats.fma_f32(a, b, c)
+    return result.view(U32)
+
+
 def _reverse(function: Callable[..., Array]) -> Callable[..., Array]:
     return lambda a, b, **mode: function(b, a, **mode)
 
+
+FAST: dict[Callable[..., Array], Callable[..., Array]] = {
+    floats.add_f32: QUICK["add"],
+    floats.sub_f32: QUICK["sub"],
+    floats.mul_f32: QUICK["mul"],
+    floats.fma_f32: quick_fma,
+    floats.min_f32: quick_extreme(np.minimum, floats.min_f32),
+    floats.max_f32: quick_extreme(np.maximum, floats.max_f32),
+    floats.min3_f32: quick_extreme(np.minimum, floats.min3_f32),
+    floats.max3_f32: quick_extreme(np.maximum, floats.max3_f32),
+}
 
 # function, letters, whether the destination is the last source, takes the denormal mode, takes MODE.IEEE
 TWO: dict[str, tuple[Callable[..., Array], str, bool, bool]] = {
@@ -81,9 +139,9 @@ TWO: dict[str, tuple[Callable[..., Array], str, bool, bool]] = {
 def _moded(env: Environment, function: Callable[..., Array], denorm: bool, with_ieee: bool) -> Callable[..., Array]:
     mode: dict[str, Any] = {}
     if denormals(env) == 3:
-        for exact, fast in ((floats.add_f32, "add"), (floats.sub_f32, "sub"), (floats.mul_f32, "mul")):
-            if function is exact:
-                return QUICK[fast]
+        fast = FAST.get(function)
+        if fast is not None and (not with_ieee or ieee(env)):
+            return fast
     if denorm and denormals(env) != 3:
         mode["denorm"] = denormals(env)
     if with_ieee and not ieee(env):

@@ -11,7 +11,7 @@ from ..math import floats
 from ..operation import Environment, Operation, Unimplemented, instruction
 from ..state import Group
 from ..syntax import Constant, Instruction, Register
-from .arithmetic import QUICK, denormals
+from .arithmetic import FAST, denormals
 from .operands import SIGN32, Getter, want_register, write_vector
 from .valu import bare
 
@@ -56,8 +56,8 @@ def packed_f32(ins: Instruction, env: Environment) -> Operation:
     function = bare(function)
     row = env.row(want_register(ins.operands[0], "va", 2))
     mode = denormals(env)
-    if mode == 3 and count == 2:
-        function = QUICK[ins.mnemonic.split("_")[2]]
+    if mode == 3:
+        function = FAST[PACKED[ins.mnemonic][0]]
     low = ins.bits("op_sel", (0,) * count)
     high = ins.bits("op_sel_hi", (1,) * count)
     neg = [ins.bits("neg_lo", (0,) * count), ins.bits("neg_hi", (0,) * count)]
