@@ -41,7 +41,7 @@ class Pattern:
         OR of all addresses then.
     """
 
-    __slots__ = ("bits", "conflicts", "first", "high", "low", "number", "origin", "relative")
+    __slots__ = ("bits", "conflicts", "end", "first", "high", "low", "number", "origin", "relative", "start")
 
     def __init__(self, number: int, addresses: np.ndarray) -> None:
         self.number = number
@@ -49,6 +49,7 @@ class Pattern:
         self.relative = addresses - addresses.flat[0]
         rows = addresses.reshape(len(addresses), -1)
         self.low, self.high = rows.min(axis=1).astype(np.int64), rows.max(axis=1).astype(np.int64)
+        self.start, self.end = int(self.low.min()), int(self.high.max())
         self.bits = int(np.bitwise_or.reduce(addresses, axis=None))
         self.conflicts = -1
 
@@ -68,6 +69,7 @@ class LdsCheck:
         if self.check_undefined and machine.lds_size:
             stride = machine.lds.stride
             self.known = np.zeros((machine.batch, stride), np.bool_)
+            self.all_known = False
             self.block_known = np.zeros(-(-stride // BLOCK), np.bool_)
 
     def access(
@@ -128,16 +130,14 @@ class LdsCheck:
         """The pattern of an access by all lanes, known to be in bounds; None where there is none."""
         if not group.full:
             return None
-        first = int(addresses.flat[0])
+        first = int(addresses[0, 0, 0])
         # Parts of a workgroup's waves have patterns of their own.
         key = (op.index, place, group.rect.w0)
         known = self.patterns.get(key)
         if known is not None and known.relative.shape == addresses.shape:
             shift = first - known.origin
-            if (known.relative == addresses - addresses.flat[0]).all():
-                inside = (
-                    int(known.low.min()) + shift >= 0 and int(known.high.max()) + shift + size <= self.machine.lds.size
-                )
+            if np.array_equal(known.relative, addresses - addresses[0, 0, 0]):
+                inside = known.start + shift >= 0 and known.end + shift + size <= self.machine.lds.size
                 if inside and not (known.bits | shift) & (alignment - 1):
                     known.first = first
                     return known
@@ -185,12 +185,14 @@ class LdsCheck:
         if pattern is not None:
             shift = pattern.first - pattern.origin
             low, high = pattern.low + shift, pattern.high + (shift + size)
+            start, end = pattern.start + shift, pattern.end + shift + size
         else:
             if not group.any_active:
                 return None
             rows = group.shape[0]
             low = np.where(mask, addresses, np.uint32(0xFFFFFFFF)).reshape(rows, -1).min(axis=1).astype(np.int64)
             high = np.where(mask, addresses, np.uint32(0)).reshape(rows, -1).max(axis=1).astype(np.int64) + size
+            start, end = int(low.min()), int(high.max())
         return Event(
             op,
             group.rect,
@@ -201,8 +203,8 @@ class LdsCheck:
             dma,
             low,
             high,
-            int(low.min()),
-            int(high.max()),
+            start,
+            end,
             None if pattern is None else pattern.number,
         )
 
@@ -212,7 +214,7 @@ class LdsCheck:
         """Blocks that an access touches."""
         if pattern is not None:
             shift = pattern.first - pattern.origin
-            low, high = int(pattern.low.min()) + shift, int(pattern.high.max()) + shift
+            low, high = pattern.start + shift, pattern.end + shift
         else:
             low = int(np.where(group.exec, addresses, np.uint32(0xFFFFFFFF)).min())
             high = int(addresses.max())
@@ -230,6 +232,8 @@ class LdsCheck:
                 for position, row in enumerate(data)
                 if row in group.undefined
             }
+        if self.all_known and not unknown:
+            return
         first, last = self._span(group, addresses, size, pattern)
         if not unknown and self.block_known[first:last].all():
             return
@@ -246,9 +250,12 @@ class LdsCheck:
         edge = self.known.shape[1]
         for block in range(first, last):
             self.block_known[block] = self.known[:, block * BLOCK : min((block + 1) * BLOCK, edge)].all()
+        self.all_known = bool(self.block_known.all())
 
     def _read(self, group: Group, op: Operation, addresses: np.ndarray, size: int, pattern: Pattern | None) -> None:
         if not group.any_active:
+            return
+        if self.all_known:
             return
         first, last = self._span(group, addresses, size, pattern)
         if self.block_known[first:last].all():

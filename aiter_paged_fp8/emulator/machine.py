@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import gc
 import random
 from dataclasses import dataclass
+from functools import lru_cache
 from time import perf_counter
 from typing import Any
 
@@ -32,6 +35,16 @@ END, BARRIER = object(), object()
 VM_LIMIT, LGKM_LIMIT = 63, 15
 
 KERNARG_GRANULE = 64
+
+
+@lru_cache(maxsize=1)
+def keep_freed_memory() -> None:
+    """Let glibc keep the pages of freed arrays: handing back and clearing those of every result takes half the time."""
+    trim_threshold, mmap_threshold = -1, -3
+    with contextlib.suppress(OSError, AttributeError):
+        library = ctypes.CDLL(None)
+        library.mallopt(trim_threshold, 1 << 28)
+        library.mallopt(mmap_threshold, 1 << 25)
 
 
 @dataclass
@@ -121,6 +134,7 @@ class Machine:
         self.memory.regions.append(self.kernarg)
         for region in self.memory.regions:
             region.forget()
+        keep_freed_memory()
         collecting = gc.isenabled()
         # A collection inside a run costs 0.2 s and finds nothing: a machine's objects die together.
         gc.disable()

@@ -40,6 +40,32 @@ LDS_LANE_STRIDE = {1: 4, 3: 16, 4: 16}
 LANE = np.arange(LANES, dtype=U32)
 
 
+class Descriptors:
+    """Resource descriptors of a group.
+
+    Attributes
+    ----------
+    base, records, stride : numpy.ndarray
+        Address, bytes in range and bytes per record, per wave.
+    only : int or None
+        The base, where all waves have the same.
+    least : int
+        Smallest number of bytes in range.
+    """
+
+    __slots__ = ("base", "content", "least", "only", "records", "stride")
+
+    def __init__(self, g: Group, resource: int, content: bytes) -> None:
+        self.content = content
+        self.base = g.wide(resource) & BASE_MASK
+        self.stride = (g.s[resource + 1] >> U32(16) & U32(0x3FFF)).astype(I64)
+        # A structured buffer counts records of its stride.
+        self.records = g.s[resource + 2].astype(I64) * np.maximum(self.stride, 1)
+        self.least = int(self.records.min())
+        first = int(self.base.flat[0])
+        self.only = first if (self.base == np.uint64(first)).all() else None
+
+
 @dataclass
 class Address:
     """Decoded address of a buffer instruction."""
@@ -50,12 +76,19 @@ class Address:
     soffset: Getter
     immediate: int
     ids: set[int]
+    known: Descriptors | None = None
 
-    def offsets(self, g: Group) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Byte offsets per lane (int64), num_records and base per wave."""
-        words = [g.s[self.resource + k] for k in range(4)]
-        base = g.wide(self.resource) & BASE_MASK
-        records = words[2].astype(I64)
+    def descriptors(self, g: Group) -> Descriptors:
+        """The waves' resource descriptors, decoded; they rarely change from one execution to the next."""
+        w, h = g.rect.slices
+        content = g.machine.files.scalar[self.resource : self.resource + 4, w, h].tobytes()
+        known = self.known
+        if known is None or known.content != content or known.base.shape != g.shape:
+            known = self.known = Descriptors(g, self.resource, content)
+        return known
+
+    def offsets(self, g: Group, descriptors: Descriptors) -> np.ndarray:
+        """Byte offsets per lane (int64)."""
         uniform = np.asarray(self.soffset(g)).astype(I64) + self.immediate
         if uniform.ndim:
             uniform = uniform[..., None]
@@ -63,13 +96,9 @@ class Address:
             offsets = g.v[self.offset_row] + uniform
         else:
             offsets = np.zeros((*g.shape, LANES), I64) + uniform
-        stride = (words[1] >> U32(16) & U32(0x3FFF)).astype(I64)
-        if stride.any():
-            # A structured buffer counts records of its stride.
-            records = records * np.maximum(stride, 1)
-            if self.index_row is not None:
-                offsets = offsets + g.v[self.index_row] * stride[..., None]
-        return offsets, records, base
+        if self.index_row is not None:
+            offsets = offsets + g.v[self.index_row] * descriptors.stride[..., None]
+        return offsets
 
 
 def decode_address(ins: Instruction, env: Environment, position: int) -> Address:
@@ -103,14 +132,21 @@ def resolve(
     whole : bool
         Which of the two.
     """
-    offsets, records, base = address.offsets(g)
+    descriptors = address.descriptors(g)
+    offsets, records = address.offsets(g, descriptors), descriptors.records
     memory, mask = g.machine.memory, g.exec
     size = unit * count
     if g.full:
-        inside = int(offsets.max()) + size <= int(records.min()) and int(offsets.min()) >= 0
+        highest, lowest = int(np.maximum.reduce(offsets, axis=None)), int(np.minimum.reduce(offsets, axis=None))
+        inside = highest + size <= descriptors.least and lowest >= 0
+        if inside and descriptors.only is not None:
+            # One buffer for all lanes: two addresses decide.
+            region = memory.find(descriptors.only + lowest, highest - lowest + size)
+            if region is not None and (region.writable or not write):
+                return [[(region, offsets + (descriptors.only - region.address), mask)]], True
     else:
         inside = not bool(((offsets + size > records[..., None]) & mask).any())
-    addresses = offsets.view(U64) + base[..., None]
+    addresses = offsets.view(U64) + descriptors.base[..., None]
     if inside:
         return [memory.resolve(op, g, addresses, mask, size, write=write)], True
     accesses = []
