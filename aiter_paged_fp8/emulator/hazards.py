@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .lds_check import LdsCheck
-from .memory import Access, sparse_zeros
+from .memory import Access, Region, Touched, sparse_zeros
 from .operation import Operation
 from .pending import Pending
 from .state import Group, register_name
@@ -90,18 +90,21 @@ class HazardChecks:
         for region, offsets, mask in access:
             self._count(region, "read", offsets, mask, size, group.full and mask is group.exec)
 
-    def _count(self, region: Any, how: str, offsets: np.ndarray, mask: np.ndarray, size: int, full: bool) -> None:
+    def _count(self, region: Region, how: str, offsets: np.ndarray, mask: np.ndarray, size: int, full: bool) -> None:
         count = mask.size if full else int(np.count_nonzero(mask))
         self.machine.counter.bytes["global read" if how == "read" else "global written"] += count * size
-        lines = getattr(region, f"lines_{'read' if how == 'read' else 'written'}")
+        lines = region.lines_read if how == "read" else region.lines_written
         if lines is None:
-            lines = sparse_zeros(region.extent // CACHE_LINE + 2, np.bool_)
-            setattr(region, f"lines_{'read' if how == 'read' else 'written'}", lines)
+            lines = Touched(region.extent // CACHE_LINE + 2)
+            if how == "read":
+                region.lines_read = lines
+            else:
+                region.lines_written = lines
         at = (offsets + region.address % CACHE_LINE) >> 7
-        lines[at if full else at[mask]] = True
+        lines.mark(at if full else at[mask])
         if (region.address | size) & (size - 1) or size & (size - 1):
             end = (offsets + (region.address % CACHE_LINE + size - 1)) >> 7
-            lines[end if full else end[mask]] = True
+            lines.mark(end if full else end[mask])
 
     def global_write(self, group: Group, op: Operation, access: Access, size: int, *, atomic: bool = False) -> None:
         """Count bytes and cache lines that are stored; report bytes that another workgroup has written."""
@@ -117,7 +120,7 @@ class HazardChecks:
         if not at.size:
             return
         low = int(np.bitwise_or.reduce(at, axis=None)) | size
-        granule = min(low & -low, 4)
+        granule = min(low & -low, self.machine.loaded.store_granule)
         if region.writers is None:
             region.writer_granule = granule
             region.writers = sparse_zeros(region.extent // granule + 1, np.int64)

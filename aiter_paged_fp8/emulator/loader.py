@@ -41,6 +41,7 @@ class LoadedProgram:
     program: Program
     environment: Environment
     operations: list[Operation]
+    store_granule: int = 4
     _wait_states: list[Report] | None = None
 
     def wait_states(self) -> list[Report]:
@@ -50,6 +51,14 @@ class LoadedProgram:
             Lint(self).run(reports)
             self._wait_states = reports.items
         return self._wait_states
+
+
+def _store_granule(program: Program) -> int:
+    """Bytes of the narrowest store, at most a dword."""
+    names = {instruction.mnemonic for instruction in program.instructions}
+    if any("_store_byte" in name for name in names):
+        return 1
+    return 2 if any("_store_short" in name for name in names) else 4
 
 
 _loaded: dict[str, LoadedProgram] = {}
@@ -77,5 +86,6 @@ def load(program: Program) -> LoadedProgram:
         problems.append((last.line if last else 0, last.text if last else "", "the text ends without s_endpgm"))
     if problems:
         raise UnimplementedInstruction(program.name, problems)
-    loaded = _loaded[program.digest] = LoadedProgram(program, environment, operations)
+    loaded = LoadedProgram(program, environment, operations, store_granule=_store_granule(program))
+    _loaded[program.digest] = loaded
     return loaded

@@ -131,6 +131,7 @@ class Machine:
         self.kernarg = Region(
             "the kernarg segment", segment.ctypes.data, len(padded), writable=False, keepalive=segment
         )
+        self.own = [self.kernarg]
         self.memory.regions.append(self.kernarg)
         for region in self.memory.regions:
             region.forget()
@@ -150,13 +151,13 @@ class Machine:
         finally:
             if collecting:
                 gc.enable()
-            self.memory.regions.remove(self.kernarg)
+            self.memory.regions[:] = [region for region in self.memory.regions if region not in self.own]
         if self.options.checks.wait_states:
             self.reports.extend(self.loaded.wait_states())
         for region in self.memory.regions:
             for how, lines in (("read", region.lines_read), ("written", region.lines_written)):
                 if lines is not None:
-                    self.counter.cache_lines[f"{region.name} {how}"] += int(np.count_nonzero(lines))
+                    self.counter.cache_lines[f"{region.name} {how}"] += lines.count()
         result = Result(
             self.program.name,
             self.launch.grid,
@@ -166,7 +167,7 @@ class Machine:
             self.trace,
         )
         if self.options.on_report == "raise" and result.reports:
-            self.reports.throw()
+            self.reports.throw(result)
         return result
 
     def _run_batch(self, first: int, count: int) -> None:

@@ -30,6 +30,31 @@ def sparse_zeros(count: int, dtype: Any) -> np.ndarray:
     return np.frombuffer(mmap.mmap(-1, size, flags=flags), dtype, count=count)
 
 
+# A region's cache lines are counted in blocks of so many, so that a tensor of many GiB costs what is touched.
+LINE_BLOCK_BITS = 12
+
+
+class Touched:
+    """Which of many places were touched."""
+
+    def __init__(self, count: int) -> None:
+        self.places = sparse_zeros(count, np.bool_)
+        self.blocks = np.zeros((count >> LINE_BLOCK_BITS) + 1, np.bool_)
+
+    def mark(self, places: np.ndarray) -> None:
+        """Note places."""
+        self.places[places] = True
+        self.blocks[places >> LINE_BLOCK_BITS] = True
+
+    def count(self) -> int:
+        """How many were noted."""
+        size = 1 << LINE_BLOCK_BITS
+        return sum(
+            int(np.count_nonzero(self.places[block * size : (block + 1) * size]))
+            for block in np.flatnonzero(self.blocks).tolist()
+        )
+
+
 class Region:
     """A registered tensor: ``extent`` bytes from ``address``.
 
@@ -66,8 +91,8 @@ class Region:
         # Who wrote each granule, and which cache lines were touched.
         self.writers: np.ndarray | None = None
         self.writer_granule = 4
-        self.lines_read: np.ndarray | None = None
-        self.lines_written: np.ndarray | None = None
+        self.lines_read: Touched | None = None
+        self.lines_written: Touched | None = None
 
     @property
     def end(self) -> int:

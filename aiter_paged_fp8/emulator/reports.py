@@ -88,7 +88,7 @@ class Reports:
         """Take findings over that were made elsewhere."""
         self.items.extend(replace(report) for report in reports)
 
-    def throw(self) -> None:
-        """Raise what was found."""
+    def throw(self, result: Any) -> None:
+        """Raise what was found; the launch's result travels in the error's details."""
         shown = "\n".join(f"  {report.message} [{report.count}x]" for report in self.items[:20])
-        raise HazardError(f"{len(self.items)} finding(s):\n{shown}", reports=self.items)
+        raise HazardError(f"{len(self.items)} finding(s):\n{shown}", reports=self.items, result=result)

@@ -65,9 +65,9 @@ def initial_state(machine: Machine, first: int, count: int) -> set[int]:
             value = machine.kernarg.address
         elif name == "dispatch_ptr":
             packet = np.frombuffer(bytearray(_dispatch_packet(machine)), np.uint8)
-            machine.memory.regions.append(
-                Region("the dispatch packet", packet.ctypes.data, packet.size, writable=False, keepalive=packet)
-            )
+            region = Region("the dispatch packet", packet.ctypes.data, packet.size, writable=False, keepalive=packet)
+            machine.own.append(region)
+            machine.memory.regions.append(region)
             value = packet.ctypes.data
         for k in range(size):
             put(row + k, value >> (32 * k) & 0xFFFFFFFF)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ..emulator import Launch, Machine, Memory, Options, Program, Region, Result, Work, load, submit
+from ..emulator import HazardError, Launch, Machine, Memory, Options, Program, Region, Result, Work, load, submit
 from ..emulator.queue import current
 from . import flydsl_private
 
@@ -139,7 +139,11 @@ class EmulatorSession(flydsl_private.Receiver):
         )
 
         def run() -> None:
-            self.launches.append(Machine(where, memory, self.options).run())
+            try:
+                self.launches.append(Machine(where, memory, self.options).run())
+            except HazardError as error:
+                self.launches.append(error.details["result"])
+                raise
 
         submit(Work(kernel, run, memory))
 
