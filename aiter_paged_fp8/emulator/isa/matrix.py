@@ -16,8 +16,6 @@ FAMILY = "matrix"
 U32 = np.uint32
 # Operands of so many waves, as float32, fit a host core's second-level cache.
 CACHED_WAVES = 32
-# Rows of D in consecutive registers of a lane.
-_GROUP_HEIGHT = 4
 
 
 def _mnemonics() -> list[str]:
@@ -50,35 +48,13 @@ def _put_block(g: Group, row: int, count: int, value: np.ndarray) -> None:
 
 
 def _slices(g: Group) -> list[np.ndarray]:
-    """Views ``[registers, waves, 64]`` of the group's registers, few enough waves at a time for the host's cache."""
+    """Views ``[waves, registers, 64]`` of the group's registers, few enough waves at a time for the host's cache."""
     rect, vector = g.rect, g.machine.files.vector
     if rect.g1 - rect.g0 < vector.shape[2]:
-        return [vector[:, wave, rect.g0 : rect.g1] for wave in range(rect.w0, rect.w1)]
-    flat = vector.reshape(len(vector), -1, LANES)
+        return [vector[:, wave, rect.g0 : rect.g1].swapaxes(0, 1) for wave in range(rect.w0, rect.w1)]
+    flat = vector.reshape(len(vector), -1, LANES).swapaxes(0, 1)
     first, last = rect.w0 * vector.shape[2], rect.w1 * vector.shape[2]
-    return [flat[:, start : min(start + CACHED_WAVES, last)] for start in range(first, last, CACHED_WAVES)]
-
-
-def _operand(registers: np.ndarray, shape: mfma.Shape, element: mfma.Element) -> np.ndarray:
-    """Values ``[waves, blocks, M, K]`` of registers ``[n, waves, 64]``: `math.mfma.operand_matrix`, one copy less."""
-    count, waves, _ = registers.shape
-    words = shape.run(element) * element.bits // 32
-    axes = registers.reshape(count // words, words, waves, shape.groups, shape.blocks, shape.rows)
-    return element.decode(axes.transpose(2, 4, 5, 0, 3, 1).reshape(waves, shape.blocks, shape.rows, -1))
-
-
-def _result(registers: np.ndarray, shape: mfma.Shape) -> np.ndarray:
-    """Registers ``[n, waves, 64]`` of C or D as float32 in the axes of `_product`; a view."""
-    after, beside, groups_after, groups_beside = shape.result_axes
-    waves = registers.shape[1]
-    return registers.view(np.float32).reshape(after, groups_after, -1, waves, beside, groups_beside, shape.rows)
-
-
-def _product(product: np.ndarray, shape: mfma.Shape) -> np.ndarray:
-    """Matrices ``[waves, blocks, M, N]`` as block, row group, row, waves | block, row group, column."""
-    after, beside, groups_after, groups_beside = shape.result_axes
-    axes = product.reshape(-1, after, beside, groups_after, groups_beside, _GROUP_HEIGHT, shape.rows)
-    return axes.transpose(1, 3, 5, 0, 2, 4, 6)
+    return [flat[start : min(start + CACHED_WAVES, last)] for start in range(first, last, CACHED_WAVES)]
 
 
 def _addend(env: Environment, operand: Operand, count: int) -> Any:
@@ -145,13 +121,14 @@ def matrix(ins: Instruction, env: Environment) -> Operation:
         if direct and (not scaled or all(_unit(get(g), pick) for get, pick in zip(scales, picks, strict=True))):
             # The hot path: every operand is copied once, and the sum goes straight to the registers.
             for registers in _slices(g):
-                left = _operand(registers[a_row : a_row + a_count], shape, a_element)
-                right = _operand(registers[b_row : b_row + b_count], shape, b_element)
-                product = _product(np.matmul(left, right.swapaxes(-1, -2)), shape)
+                left = mfma.operand_matrix(registers[:, a_row : a_row + a_count], shape, a_element)
+                right = mfma.operand_matrix(registers[:, b_row : b_row + b_count], shape, b_element)
+                product = mfma.product_view(np.matmul(left, right.swapaxes(-1, -2)), shape)
                 c: Any = constant
                 if addend_row is not None:
-                    c = _result(registers[addend_row : addend_row + result_count], shape)
-                np.add(product, c, out=_result(registers[row : row + result_count], shape))
+                    c = mfma.result_view(registers[:, addend_row : addend_row + result_count], shape).view(np.float32)
+                target_view = mfma.result_view(registers[:, row : row + result_count], shape).view(np.float32)
+                np.add(product, c, out=target_view)
             return
         a, b = _block(g, a_row, a_count), _block(g, b_row, b_count)
         if scaled:

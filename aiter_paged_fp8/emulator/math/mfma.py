@@ -226,14 +226,14 @@ def _permute_tail(array: A, order: tuple[int, ...]) -> A:
     return array.transpose(*range(first), *(first + n for n in order))
 
 
-def _result_view(registers: A, shape: Shape) -> A:
+def result_view(registers: A, shape: Shape) -> A:
     """[..., result registers, 64] seen as [..., block, row group, row | block, row group, column]."""
     blocks_after, blocks_beside, groups_after, groups_beside = shape.result_axes
     split = (blocks_after, groups_after, _GROUP_HEIGHT, blocks_beside, groups_beside, shape.rows)
     return registers.reshape(*registers.shape[:-2], *split)  # type: ignore[return-value]
 
 
-def _product_view(product: A, shape: Shape) -> A:
+def product_view(product: A, shape: Shape) -> A:
     """[..., blocks, M, N] in the same axes."""
     blocks_after, blocks_beside, groups_after, groups_beside = shape.result_axes
     split = (blocks_after, blocks_beside, groups_after, groups_beside, _GROUP_HEIGHT, shape.rows)
@@ -243,7 +243,7 @@ def _product_view(product: A, shape: Shape) -> A:
 
 def result_matrix(registers: U32, shape: Shape) -> U32:
     """C or D registers, [..., registers, 64], as matrices, [..., blocks, M, N]."""
-    view = _permute_tail(_result_view(registers, shape), (0, 3, 1, 4, 2, 5))
+    view = _permute_tail(result_view(registers, shape), (0, 3, 1, 4, 2, 5))
     return view.reshape(*registers.shape[:-2], shape.blocks, shape.rows, shape.rows)
 
 
@@ -292,10 +292,10 @@ def mfma(a: U32, b: U32, c: U32, *, shape: Shape, a_type: str, b_type: str) -> U
     full = (*a.shape[:-2], shape.result_registers, LANES)
     if a_type == "i8":
         # At most 64 products of 14 bits: f32 holds the sum.
-        whole = _product_view(product.astype(np.int32), shape).reshape(full)
+        whole = product_view(product.astype(np.int32), shape).reshape(full)
         return whole.view(np.uint32) + c
-    addend = _result_view(np.broadcast_to(c.view(np.float32), full), shape)
-    return _finish(_product_view(product, shape), addend, full)
+    addend = result_view(np.broadcast_to(c.view(np.float32), full), shape)
+    return _finish(product_view(product, shape), addend, full)
 
 
 def _finish(product: NDArray[np.generic], addend: NDArray[np.generic], full: tuple[int, ...]) -> U32:
@@ -355,5 +355,5 @@ def mfma_scale(
         sides.append(blocked.reshape(matrix.shape))
     product = np.matmul(sides[0], sides[1].swapaxes(-1, -2))
     full = (*a.shape[:-2], shape.result_registers, LANES)
-    addend = _result_view(np.broadcast_to(c.view(np.float32), full), shape)
-    return _finish(_product_view(product, shape), addend.astype(np.float64), full)
+    addend = result_view(np.broadcast_to(c.view(np.float32), full), shape)
+    return _finish(product_view(product, shape), addend.astype(np.float64), full)
