@@ -24,6 +24,8 @@ FAMILIES = (
     "smem",
     "vmem",
     "buffer",
+    "half",
+    "atomics",
 )
 
 

@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 
 from .counts import Counter, Counts
-from .errors import MachineFault
+from .errors import MachineFault, MemoryFault
 from .hazards import HazardChecks
 from .lds import Lds
 from .loader import LoadedProgram
 from .memory import Memory, Region
+from .operation import Operation
 from .options import Options
 from .pending import Pending
 from .reports import Report, Reports
@@ -356,6 +357,16 @@ class Machine:
     def locate(self, group: Group, wave: int, workgroup: int) -> str:
         """``workgroup (x, y, z), wave n``."""
         return f"workgroup {self.workgroup_of(group, workgroup)}, wave {self.wave_of(group, wave)}"
+
+    def fault_alignment(self, op: Operation, alignment: int) -> None:
+        """Raise the fault of an access whose address is no multiple of ``alignment``."""
+        raise MemoryFault(
+            f"kernel {self.program.name}, {self.program.describe(op.index)}: its address must be a multiple of "
+            f"{alignment}",
+            kernel=self.program.name,
+            line=op.instruction.line,
+            text=op.instruction.text,
+        )
 
     def _deadlock(self) -> None:
         waiting = np.argwhere(self.at_barrier & ~self.ended)
