@@ -322,3 +322,15 @@ def test_bitop3_looks_up_three_bits(table):
 
     want = [statement(*case) for case in zip(a.ravel().tolist(), b.ravel().tolist(), c.ravel().tolist(), strict=True)]
     agree("v_bitop3_b32", got["v30"], want, a, b, c)
+
+
+def test_a_carry_may_be_read_at_once():
+    # The manual's table of wait states: none for a carry-in. run_text allows no report.
+    a, b = columns(2)
+    got = run_text(
+        "    v_add_co_u32_e32 v30, vcc, v10, v11\n    v_addc_co_u32_e32 v31, vcc, 0, v10, vcc",
+        ["v30", "v31"],
+        vectors={10: a, 11: b},
+    )
+    want = [(x + (x + y > M32)) & M32 for x, y in zip(a.ravel().tolist(), b.ravel().tolist(), strict=True)]
+    agree("v_addc_co_u32", got["v31"], want, a, b)
