@@ -8,6 +8,7 @@ import test_emulator_isa_control
 import test_emulator_isa_conversion
 import test_emulator_isa_crosslane
 import test_emulator_isa_float
+import test_emulator_isa_half
 import test_emulator_isa_lds
 import test_emulator_isa_matrix
 import test_emulator_isa_memory
@@ -25,6 +26,7 @@ TABLES = {
         test_emulator_isa_conversion,
         test_emulator_isa_crosslane,
         test_emulator_isa_float,
+        test_emulator_isa_half,
         test_emulator_isa_lds,
         test_emulator_isa_matrix,
         test_emulator_isa_memory,

@@ -36,7 +36,8 @@ def _consecutive(count: int) -> tuple[list[int], ...]:
 def phases(words: int, *, write: bool) -> tuple[list[int], ...]:
     """Lanes of each phase of an access of ``words`` dwords per lane."""
     if write:
-        return _consecutive(max(WRITE_BANKS // words, 1))
+        # 96-bit writes are served like 128-bit ones.
+        return _consecutive(WRITE_BANKS // (4 if words == 3 else words))
     if words == 4:
         return READ_B128_PHASES
     # 96-bit reads are served like 128-bit ones.

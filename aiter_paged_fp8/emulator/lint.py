@@ -27,6 +27,16 @@ AFTER_PRODUCT = {2: 5, 4: 8, 8: 12, 16: 20}
 BEFORE_OVERLAPPING_ADDEND = {2: 4, 4: 6, 8: 10, 16: 18}
 LONGEST = max(AFTER_PRODUCT.values())
 # Operand positions that a mask or carry is read at without delay.
+CARRY_WRITERS = (
+    "v_add_co",
+    "v_addc_co",
+    "v_sub_co",
+    "v_subb_co",
+    "v_subrev_co",
+    "v_subbrev_co",
+    "v_mad_u64",
+    "v_mad_i64",
+)
 MASK_READERS = ("v_cndmask", "v_addc_co", "v_subb_co", "v_subbrev_co")
 
 
@@ -184,10 +194,10 @@ class Lint:
             if frozenset(self.environment.ids(two.operands[-1])) & scalar:
                 yield Rule(4, "VALU writes a scalar register that selects a lane")
             return
-        operands = two.operands[1:]
+        # A carry that the instruction writes stands second.
+        operands = two.operands[2 if two.mnemonic.startswith(CARRY_WRITERS) else 1 :]
         if two.mnemonic.startswith(MASK_READERS):
             operands = operands[:-1]
-        # What the instruction writes stands among its first operands too where it has a carry.
         constants = frozenset(
             identity
             for operand in operands

@@ -83,6 +83,8 @@ def load(program: Program) -> LoadedProgram:
             operations.append(decode(instruction, environment))
         except Unimplemented as error:
             problems.append((instruction.line, instruction.text, str(error)))
+        except (IndexError, ValueError, AssertionError) as error:
+            problems.append((instruction.line, instruction.text, f"its operands: {error or 'not as expected'}"))
     if not program.instructions or not program.instructions[-1].mnemonic.startswith(("s_endpgm", "s_branch")):
         last = program.instructions[-1] if program.instructions else None
         problems.append((last.line if last else 0, last.text if last else "", "the text ends without s_endpgm"))

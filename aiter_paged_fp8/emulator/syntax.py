@@ -205,7 +205,9 @@ def parse_instruction(text: str, *, index: int, line: int) -> Instruction:
             break
     operands: list[Operand] = []
     modifiers: dict[str, str | bool] = {}
-    if mnemonic not in RAW_OPERANDS:
+    if mnemonic in NO_OPERANDS:
+        modifiers.update(dict.fromkeys(rest.split(), True))
+    elif mnemonic not in RAW_OPERANDS:
         pieces = split_outside_brackets(rest, ",")
         if pieces:
             last = split_outside_brackets(pieces[-1], " ")
@@ -220,5 +222,7 @@ def parse_instruction(text: str, *, index: int, line: int) -> Instruction:
     return Instruction(index, line, text.strip(), mnemonic, encoding, tuple(operands), modifiers, raw=rest)
 
 
+# Mnemonics that have modifiers alone.
+NO_OPERANDS = frozenset({"buffer_wbl2", "buffer_inv", "buffer_wbinvl1", "buffer_wbinvl1_vol"})
 # Mnemonics whose operand text is an expression of its own.
 RAW_OPERANDS = frozenset({"s_waitcnt", "s_waitcnt_depctr", "s_sendmsg", "s_sendmsghalt"})

@@ -358,7 +358,33 @@ def _scalar_wide(combine: Callable[..., np.ndarray]) -> Rule:
     return rule
 
 
+def _upward(check: UndefinedCheck, group: Group, op: Operation, origin: int) -> bool:
+    """64-bit sums and left shifts: the low half of the result depends on the low halves of the sources alone."""
+    ins = op.instruction
+    target = ins.operands[0]
+    assert isinstance(target, Register)
+    first = 2 if ins.mnemonic.startswith("v_mad_") else 1
+    halves = []
+    for part in (0, 1):
+        spread: Any = np.zeros((1, 1, 1), np.bool_)
+        for operand in ins.operands[first:]:
+            if isinstance(operand, Register) and part < operand.count:
+                spread = spread | (_mask_of(check, group, operand, part) != 0)
+        halves.append(spread)
+    low, high = halves[0], halves[0] | halves[1]
+    _write(check, group, op, np.where(low, ALL, U32(0)), origin, 0)
+    _write(check, group, op, np.where(high, ALL, U32(0)), origin, 1)
+    if first == 2:
+        carry = ins.operands[1]
+        assert isinstance(carry, Register)
+        packed = pack_lanes(np.ascontiguousarray(np.broadcast_to(high, group.exec.shape) & group.exec))
+        check.put(group, SCALAR_ID + carry.index, packed[..., 0], origin)
+        check.put(group, SCALAR_ID + carry.index + 1, packed[..., 1], origin)
+    return True
+
+
 RULES: dict[str, Rule] = {
+    **dict.fromkeys(["v_mad_u64_u32", "v_mad_i64_i32", "v_lshl_add_u64", "v_lshlrev_b64"], _upward),
     **dict.fromkeys(
         ["v_mov_b32", "s_mov_b32", "v_accvgpr_read_b32", "v_accvgpr_write_b32", "v_accvgpr_mov_b32", "v_not_b32"], _move
     ),

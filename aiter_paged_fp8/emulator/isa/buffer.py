@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from ..errors import MachineFault
 from ..memory import Access, load_small, load_words
 from ..operation import Environment, Operation, Unimplemented, instruction
 from ..pending import Pending
@@ -55,12 +56,22 @@ class Descriptors:
 
     __slots__ = ("base", "content", "least", "only", "records", "stride")
 
-    def __init__(self, g: Group, resource: int, content: bytes) -> None:
+    def __init__(self, g: Group, op: Operation, resource: int, content: bytes, *, structured: bool) -> None:
+        for word, bit, name in ((1, 31, "swizzle"), (3, 23, "add_tid")):
+            if (g.s[resource + word] >> U32(bit) & U32(1)).any():
+                raise MachineFault(
+                    f"kernel {g.machine.program.name}, {g.machine.program.describe(op.index)}: its buffer resource "
+                    f"sets {name} (word {word}, bit {bit}), which is not modelled",
+                    line=op.instruction.line,
+                    text=op.instruction.text,
+                )
         self.content = content
         self.base = g.wide(resource) & BASE_MASK
         self.stride = (g.s[resource + 1] >> U32(16) & U32(0x3FFF)).astype(I64)
-        # A structured buffer counts records of its stride.
-        self.records = g.s[resource + 2].astype(I64) * np.maximum(self.stride, 1)
+        self.records = g.s[resource + 2].astype(I64)
+        if structured:
+            # With an index, records of the stride are counted, not bytes.
+            self.records = self.records * np.maximum(self.stride, 1)
         self.least = int(self.records.min())
         first = int(self.base.flat[0])
         self.only = first if (self.base == np.uint64(first)).all() else None
@@ -78,13 +89,13 @@ class Address:
     ids: set[int]
     known: Descriptors | None = None
 
-    def descriptors(self, g: Group) -> Descriptors:
+    def descriptors(self, g: Group, op: Operation) -> Descriptors:
         """The waves' resource descriptors, decoded; they rarely change from one execution to the next."""
         w, h = g.rect.slices
         content = g.machine.files.scalar[self.resource : self.resource + 4, w, h].tobytes()
         known = self.known
         if known is None or known.content != content or known.base.shape != g.shape:
-            known = self.known = Descriptors(g, self.resource, content)
+            known = self.known = Descriptors(g, op, self.resource, content, structured=self.index_row is not None)
         return known
 
     def offsets(self, g: Group, descriptors: Descriptors) -> np.ndarray:
@@ -132,7 +143,7 @@ def resolve(
     whole : bool
         Which of the two.
     """
-    descriptors = address.descriptors(g)
+    descriptors = address.descriptors(g, op)
     offsets, records = address.offsets(g, descriptors), descriptors.records
     memory, mask = g.machine.memory, g.exec
     size = unit * count

@@ -117,4 +117,6 @@ def no_effect(ins: Instruction, env: Environment) -> Operation:
     for operand in ins.operands:
         if not isinstance(operand, Constant):
             raise Unimplemented("operand that is no constant")
+        if ins.mnemonic == "s_sethalt" and operand.value:
+            raise Unimplemented("a halt: the wave would stop for good")
     return Operation(ins, "other", lambda g: None)

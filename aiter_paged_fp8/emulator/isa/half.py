@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from ..math import halves
+from ..math import conversion, floats, halves
 from ..operation import Environment, Operation, Unimplemented, instruction
 from ..state import Group
 from ..syntax import Constant, Instruction, Operand, Register
-from .arithmetic import ieee
+from .arithmetic import denormals, ieee
 from .operands import Getter, vector_source, want_register, write_vector
-from .valu import DPP_MODIFIERS, SDWA_MODIFIERS, bare, source, valu
+from .valu import DPP_MODIFIERS, SDWA_MODIFIERS, bare, output_modifiers, source, valu
 
 FAMILY = "half"
 U32 = np.uint32
@@ -191,3 +191,42 @@ def compare(ins: Instruction, env: Environment) -> Operation:
         g.set_mask(target.index, answer & g.exec)
 
     return Operation(ins, "valu", run, reads=env.ids(*ins.operands[1:]), writes=env.ids(target))
+
+
+@instruction(
+    "v_fma_mix_f32",
+    family=FAMILY,
+    section="V_FMA_MIX_F32",
+    modifiers=["op_sel", "op_sel_hi", "clamp"],
+)
+def fma_mix(ins: Instruction, env: Environment) -> Operation:
+    """Single-rounded multiply-add of floats and halves: op_sel_hi makes a source a half, op_sel picks which one."""
+    is_half, high = ins.bits("op_sel_hi", (0, 0, 0)), ins.bits("op_sel", (0, 0, 0))
+
+    def widened(position: int) -> Getter:
+        operand = ins.operands[position]
+        k = position - 1
+        if not is_half[k]:
+            return source(env, ins, position, "f")
+        if not isinstance(operand, Register):
+            raise Unimplemented("a constant half")
+        bits = vector_source(env, Register(operand.file, operand.index), "u32")
+        shift, absolute, neg = U32(16 if high[k] else 0), operand.abs, operand.neg
+
+        def get(g: Group) -> Array:
+            value = conversion.cvt_f32_f16((bits(g) >> shift) & LOW, denorm=_denormals(env))
+            if absolute:
+                value = value & U32(0x7FFFFFFF)
+            return value ^ U32(0x80000000) if neg else value
+
+        return get
+
+    row = env.row(want_register(ins.operands[0], "va", 1))
+    getters = [widened(position) for position in (1, 2, 3)]
+    mode, finish = denormals(env), output_modifiers(ins, env)
+
+    def run(g: Group) -> None:
+        value = floats.fma_f32(*[np.asarray(get(g)) for get in getters], denorm=mode)
+        write_vector(g, row, finish(value) if finish is not None else value)
+
+    return Operation(ins, "valu", run, reads=env.ids(*ins.operands[1:]), writes=env.ids(ins.operands[0]))
