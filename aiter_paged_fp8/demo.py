@@ -11,12 +11,15 @@ import torch
 from . import flydsl_flash_attn_paged_prefill_func, plan
 from .layouts import PACK
 from .reference import paged_attention
+from .runtime.executors import flydsl_missing
 
 Q_LENS, KV_LENS = (37, 1, 0, 20, 64), (161, 300, 0, 20, 129)
 HEADS, KV_HEADS, DIM = 8, 2, 128
 CACHES = (("linear", 1), ("linear", 24), ("vectorized", 16), ("vectorized", 64), ("vectorized", 1024))
 # What the demo accepts: bf16 rounding of the output alone is 2e-3.
 MAX_ERROR, MAX_LSE_ERROR = 0.004, 1e-4
+# One rounding of a product and one of a sum of float32 numbers below 16.
+MAX_KERNEL_ERROR = 2.0**-19
 
 
 def _caches(layout: str, page: int, pages: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -28,6 +31,25 @@ def _caches(layout: str, page: int, pages: int) -> tuple[torch.Tensor, torch.Ten
     else:
         k_shape = v_shape = (pages, page, KV_HEADS, DIM)
     return torch.randn(k_shape).to(torch.float8_e4m3fn), torch.randn(v_shape).to(torch.float8_e4m3fn)
+
+
+def _emulated_kernel() -> bool:
+    """Run one FlyDSL kernel in the gfx950 emulator; without FlyDSL, say so."""
+    print("\na FlyDSL kernel in the gfx950 emulator")
+    if missing := flydsl_missing():
+        print(f"  not run: {missing}")
+        return True
+    from .inspection import run_example
+
+    result, error = run_example()
+    counts = result.counts
+    print(
+        f"  {counts.kernel}: {counts.waves} waves executed {counts.instructions} wave-instructions, error {error:.1e}"
+    )
+    print(f"  counted: {', '.join(f'{kind} {count}' for kind, count in counts.by_class.items())}")
+    print(f"  bytes: {', '.join(f'{path} {count}' for path, count in counts.bytes.items())}")
+    print(f"  races, missing waits, undefined values: {len(result.reports)}")
+    return error <= MAX_KERNEL_ERROR and not result.reports
 
 
 def demo(seed: int = 0) -> int:
@@ -82,5 +104,6 @@ def demo(seed: int = 0) -> int:
             )
             reason = f"{chosen.code}: {chosen.reason}"
     print(f"\nwhy this path: {reason}")
+    good &= _emulated_kernel()
     print("all within bounds" if good else f"OUT OF BOUNDS: at most {MAX_ERROR} and {MAX_LSE_ERROR} are accepted")
     return 0 if good else 1

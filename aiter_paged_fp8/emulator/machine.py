@@ -18,6 +18,7 @@ from .errors import MachineFault, MemoryFault
 from .hazards import HazardChecks
 from .lds import Lds
 from .loader import LoadedProgram
+from .program import Program
 from .memory import Memory, Region
 from .operation import Operation
 from .options import Options
@@ -81,6 +82,7 @@ class Result:
     counts: Counts
     reports: list[Report]
     trace: dict[tuple[int, int], list[int]] | None = None
+    program: Program | None = None
 
 
 class Machine:
@@ -166,6 +168,7 @@ class Machine:
             self.counter.finish(self.workgroups, self.waves),
             self.reports.items,
             self.trace,
+            self.program,
         )
         if self.options.on_report == "raise" and result.reports:
             self.reports.throw(result)
