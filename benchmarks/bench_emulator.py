@@ -1,8 +1,8 @@
 """Speed of the emulator: wave-instructions per second on a kernel shaped like an attention loop, and a small launch.
 
 The kernel is written here: each round stages 16 bytes per lane to LDS by DMA, passes a barrier, reads four 128-bit
-fragments, multiplies them on the matrix unit (about 3 % of its instructions), and runs the softmax mix of max, exp, fma,
-packed and conversion instructions on the result. Process time counts, so that neighbours on the machine do not.
+fragments, multiplies them on the matrix unit (about 3 % of its instructions), and runs the softmax mix of max, exp,
+fma, packed and conversion instructions on the result. Process time counts, so that neighbours on the machine do not.
 
     python -m benchmarks.bench_emulator
 """

@@ -76,7 +76,8 @@ def test_numbered_local_labels():
     kernel = Kernel(
         STORE_ID.format(
             shift=8,
-            body="s_cmp_eq_u32 s2, 0\n s_cbranch_scc1 1f\n v_mov_b32_e32 v2, 5\n s_branch 2f\n1:\n v_mov_b32_e32 v2, 9\n2:",
+            body="s_cmp_eq_u32 s2, 0\n s_cbranch_scc1 1f\n v_mov_b32_e32 v2, 5\n s_branch 2f\n1:\n"
+            "v_mov_b32_e32 v2, 9\n2:",
         ),
         grid=2,
     )
@@ -203,7 +204,8 @@ def test_bank_conflicts_by_phases(words_, write, banks, phases):
 
 
 def test_conflicts_are_counted_by_line():
-    body = "v_lshlrev_b32_e32 v3, {}, v0\n v_mov_b32_e32 v4, 0\n ds_write_b32 v3, v4\n ds_read_b32 v2, v3\n s_waitcnt lgkmcnt(0)"
+    body = "v_lshlrev_b32_e32 v3, {}, v0\n v_mov_b32_e32 v4, 0\n ds_write_b32 v3, v4\n ds_read_b32 v2, v3"
+    body += "\n s_waitcnt lgkmcnt(0)"
     free = Kernel(STORE_ID.format(shift=8, body=body.format(2)), lds=256).run(np.zeros(64, np.uint32)).counts
     assert free.lds_conflict_cycles == 0
     kernel = Kernel(STORE_ID.format(shift=8, body=body.format(8)), lds=16384)
@@ -297,7 +299,7 @@ def test_a_temporary_that_was_freed_before_its_kernel_ran_is_found():
             temporary = a.clone()
             double(temporary, c, 64)
             del temporary
-        with pytest.raises(MemoryFault, match="the buffer A .* was freed"):
+        with pytest.raises(MemoryFault, match=r"the buffer A .* was freed"):
             queue.synchronize()
         with stream() as queue:
             # A view dies, its storage lives on.

@@ -30,7 +30,8 @@ def buffer_kernel(body, records, **options):
 )
 def test_each_dword_of_a_buffer_load_is_in_range_or_zero(records, soffset, offset):
     kernel = buffer_kernel(
-        f"s_movk_i32 s10, {soffset}\n buffer_load_dwordx4 v[4:7], v2, s[4:7], s10 offen offset:{offset}\n s_waitcnt vmcnt(0)\n"
+        f"s_movk_i32 s10, {soffset}\n buffer_load_dwordx4 v[4:7], v2, s[4:7], s10 offen offset:{offset}\n"
+        "s_waitcnt vmcnt(0)\n"
         "global_store_dwordx4 v2, v[4:7], s[8:9]",
         records,
     )
@@ -289,8 +290,10 @@ def test_lds_exchanges():
 
 def test_scalar_loads_read_buffers_and_are_faults_elsewhere():
     kernel = buffer_kernel(
-        "s_buffer_load_dwordx2 s[12:13], s[4:7], 0x4\n s_movk_i32 s16, 0x8\n s_buffer_load_dwordx4 s[20:23], s[4:7], s16\n"
-        "s_waitcnt lgkmcnt(0)\n v_mov_b32_e32 v4, s12\n v_mov_b32_e32 v5, s13\n v_mov_b32_e32 v6, s21\n v_mov_b32_e32 v7, s22\n"
+        "s_buffer_load_dwordx2 s[12:13], s[4:7], 0x4\n s_movk_i32 s16, 0x8\n"
+        "s_buffer_load_dwordx4 s[20:23], s[4:7], s16\n"
+        "s_waitcnt lgkmcnt(0)\n v_mov_b32_e32 v4, s12\n v_mov_b32_e32 v5, s13\n v_mov_b32_e32 v6, s21\n"
+        "v_mov_b32_e32 v7, s22\n"
         "v_mov_b32_e32 v8, 0\n v_cmpx_eq_u32_e64 s[24:25], 0, v0\n global_store_dwordx4 v8, v[4:7], s[8:9]",
         16,
     )

@@ -125,10 +125,10 @@ INTEGER = {
     "v_and_b32_sdwa v10, v2, v3 dst_sel:WORD_1 dst_unused:UNUSED_PAD src0_sel:DWORD src1_sel:WORD_1": lambda a, b: (
         ((a & b >> 16) & 0xFFFF) << 16
     ),
-    "v_and_b32_sdwa v10, v2, v3 dst_sel:BYTE_1 dst_unused:UNUSED_PRESERVE src0_sel:BYTE_3 src1_sel:DWORD": lambda a, b: (
+    "v_and_b32_sdwa v10, v2, v3 dst_sel:BYTE_1 dst_unused:UNUSED_PRESERVE src0_sel:BYTE_3": lambda a, b: (
         0x55 | ((a >> 24 & b) & 0xFF) << 8
     ),
-    "v_add_u32_sdwa v10, sext(v2), v3 dst_sel:DWORD dst_unused:UNUSED_PAD src0_sel:BYTE_2 src1_sel:WORD_0": lambda a, b: (
+    "v_add_u32_sdwa v10, sext(v2), v3 dst_sel:DWORD src0_sel:BYTE_2 src1_sel:WORD_0": lambda a, b: (
         signed(a >> 16 & 0xFF, 8) + (b & 0xFFFF)
     ),
 }
@@ -454,7 +454,7 @@ def test_division_macro():
 
 
 def test_matrix_products_take_registers_layouts_and_formats():
-    """16x16x32 fp8: A row lane % 16, k = 8 * (lane // 16) + byte; D row register + 4 * (lane // 16), column lane % 16."""
+    """16x16x32: A row lane % 16, k = 8 * (lane // 16) + byte; D row register + 4 * (lane // 16), column lane % 16."""
     registers = [RNG.integers(0, 0x70, (64, 4), dtype=np.uint8).view(np.uint32)[:, 0] for _ in range(4)]
     c = floats(1.0)
     lines = """

@@ -7,7 +7,7 @@ reports races, missing waits, undefined values and illegal addresses. It knows n
 from .counts import Counts
 from .coverage import Coverage, isa_coverage
 from .errors import EmulatorError, MachineFault, MemoryFault, ProgramError, UnimplementedInstruction
-from .loader import LoadedProgram, load
+from .loader import LoadedProgram, load, load_text
 from .machine import Launch, Machine, Result
 from .memory import Memory, Region
 from .options import Checks, Options
@@ -40,6 +40,7 @@ __all__ = [
     "graph",
     "isa_coverage",
     "load",
+    "load_text",
     "stream",
     "submit",
 ]

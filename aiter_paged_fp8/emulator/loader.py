@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import dataclass
+from functools import lru_cache
 
 from .errors import UnimplementedInstruction
 from .lint import Lint
@@ -93,3 +94,9 @@ def load(program: Program) -> LoadedProgram:
     loaded = LoadedProgram(program, environment, operations, store_granule=_store_granule(program))
     _loaded[program.digest] = loaded
     return loaded
+
+
+@lru_cache(maxsize=256)
+def load_text(text: str, kernel: str | None = None) -> LoadedProgram:
+    """Parse and decode one kernel of an ISA text, once for every text that is still in use."""
+    return load(Program.parse(text, kernel))

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ..emulator import HazardError, Launch, Machine, Memory, Options, Program, Region, Result, Work, load, submit
+from ..emulator import HazardError, Launch, Machine, Memory, Options, Program, Region, Result, Work, load_text, submit
 from ..emulator.queue import current
 from . import flydsl_private
 
@@ -115,7 +115,7 @@ class EmulatorSession(flydsl_private.Receiver):
     def _run(
         self, isa: str, kernel: str, grid: tuple[int, ...], block: tuple[int, ...], lds: int, parameters: list[int]
     ) -> None:
-        loaded = load(Program.parse(isa, kernel))
+        loaded = load_text(isa, kernel)
         memory = Memory()
         memory.regions.extend(self.memory.regions)
         for name, tensor in self._arguments:
