@@ -15,6 +15,14 @@ from test_emulator_isa_conversion import WIDE as DOUBLES
 from test_emulator_isa_coverage import TABLES
 from test_emulator_isa_float import ARITHMETIC, FUNCTIONS
 from test_emulator_isa_float import source_count as float_sources
+from test_emulator_isa_half import ATOMICS, DOTS, FLOAT_ATOMICS, arity
+from test_emulator_isa_half import COMPARE as HALF_COMPARES
+from test_emulator_isa_half import FLOAT as HALVES
+from test_emulator_isa_half import FUNCTIONS as HALF_FUNCTIONS
+from test_emulator_isa_half import INTEGER as HALF_INTEGERS
+from test_emulator_isa_half import MIXED as MIXED_HALVES
+from test_emulator_isa_half import PACKED_FLOAT as PACKED_HALVES
+from test_emulator_isa_half import PACKED_INTEGER as PACKED_HALF_INTEGERS
 from test_emulator_isa_lds import NARROW_READS, NARROW_WRITES, READS, TRANSPOSED, WRITES
 from test_emulator_isa_matrix import DENSE, MIXED, SCALED
 from test_emulator_isa_memory import (
@@ -143,6 +151,13 @@ def samples():
         if name.endswith("32"):
             lines[name] = "s20, s30"
     lines |= dict.fromkeys(BRANCHES, ".Lend")
+    lines |= {
+        name: ", ".join(f"v{10 + 10 * k}" for k in range(1 + arity(name)))
+        for name in (*HALVES, *HALF_INTEGERS, *PACKED_HALVES, *PACKED_HALF_INTEGERS)
+    }
+    lines |= dict.fromkeys(HALF_FUNCTIONS, "v10, v20") | dict.fromkeys(HALF_COMPARES, "s[10:11], v20, v30")
+    lines |= dict.fromkeys((*DOTS, *MIXED_HALVES), "v10, v20, v30, v40") | {"v_dot2c_f32_bf16": "v10, v20, v30"}
+    lines |= dict.fromkeys((*ATOMICS, *FLOAT_ATOMICS), "v10, v20, s[30:31]")
     lines |= {"s_setreg_b32": "hwreg(HW_REG_MODE, 23, 1), s20", "s_getreg_b32": "s10, hwreg(HW_REG_MODE, 23, 1)"}
     return lines
 
@@ -156,6 +171,8 @@ NO_RESULT = (
     *STORES,
     *NARROW_STORES,
     *BUFFER_STORES,
+    *ATOMICS,
+    *FLOAT_ATOMICS,
     *TO_LDS,
     *COMPARE,
     *COMPARE_IMMEDIATE,
@@ -163,7 +180,14 @@ NO_RESULT = (
 )
 # The old destination takes part in the result.
 MODIFIED = {
-    *("v_fmac_f32", "v_cvt_pk_fp8_f32", "v_cvt_pk_bf8_f32", "v_permlane16_swap_b32", "v_permlane32_swap_b32"),
+    *(
+        "v_fmac_f32",
+        "v_dot2c_f32_bf16",
+        "v_cvt_pk_fp8_f32",
+        "v_cvt_pk_bf8_f32",
+        "v_permlane16_swap_b32",
+        "v_permlane32_swap_b32",
+    ),
     *(name for name in CONVERSIONS if re.fullmatch(r"v_cvt_scalef32_pk_(fp8|bf8|fp4)_f32", name)),
     *(name for name in (*NARROW_READS, *NARROW_LOADS) if "d16" in name),
     *("s_cmovk_i32", "s_addk_i32", "s_mulk_i32", *MODIFYING, "v_writelane_b32"),
