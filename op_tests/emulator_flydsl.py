@@ -1,4 +1,5 @@
-"""FlyDSL kernels of the tests, run on the emulator through FlyDSL's own launcher under several timings and wave orders."""
+"""FlyDSL kernels of the tests, run on the emulator through FlyDSL's own launcher under several timings and wave
+orders."""
 
 from __future__ import annotations
 

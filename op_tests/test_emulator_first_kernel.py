@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-flydsl = import flydsl
+import flydsl
 
 import flydsl.compiler as flyc  # noqa: E402
 import flydsl.expr as fx  # noqa: E402

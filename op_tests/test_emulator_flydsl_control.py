@@ -1,17 +1,13 @@
 """Own FlyDSL kernels of scalar loops, branches, lane exchange and barriers through the real compiler, against torch."""
 
-import pytest
+import flydsl.compiler as flyc
+import flydsl.expr as fx
 import torch
-
-pytest.importorskip("flydsl")
-
-import flydsl.compiler as flyc  # noqa: E402
-import flydsl.expr as fx  # noqa: E402
-from emulator_flydsl import run_everywhere  # noqa: E402
-from flydsl._mlir.dialects import llvm  # noqa: E402
-from flydsl.expr import rocdl  # noqa: E402
-from flydsl.expr.typing import T  # noqa: E402
-from flydsl.expr.utils.arith import _to_raw as raw  # noqa: E402
+from emulator_flydsl import run_everywhere
+from flydsl._mlir.dialects import llvm
+from flydsl.expr import rocdl
+from flydsl.expr.typing import T
+from flydsl.expr.utils.arith import _to_raw as raw
 
 LANES, BLOCK = 64, 256
 VALUES = torch.randint(-1000, 1000, (4 * BLOCK,), generator=torch.Generator().manual_seed(1), dtype=torch.int32)

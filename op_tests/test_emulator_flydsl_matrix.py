@@ -1,14 +1,11 @@
 """Own FlyDSL kernels of matrix instructions through the real compiler, against a float64 product of torch."""
 
+import flydsl.compiler as flyc
+import flydsl.expr as fx
 import pytest
 import torch
-
-pytest.importorskip("flydsl")
-
-import flydsl.compiler as flyc  # noqa: E402
-import flydsl.expr as fx  # noqa: E402
-from emulator_flydsl import run_everywhere  # noqa: E402
-from flydsl.expr.typing import Vector as Vec  # noqa: E402
+from emulator_flydsl import run_everywhere
+from flydsl.expr.typing import Vector as Vec
 
 LANES = 64
 

@@ -1,15 +1,12 @@
 """Own FlyDSL kernels of LDS, buffers, loads to LDS and transposing reads through the real compiler, against torch."""
 
+import flydsl.compiler as flyc
+import flydsl.expr as fx
 import pytest
 import torch
+from emulator_flydsl import SETTINGS, launcher, run_everywhere
 
-pytest.importorskip("flydsl")
-
-import flydsl.compiler as flyc  # noqa: E402
-import flydsl.expr as fx  # noqa: E402
-from emulator_flydsl import SETTINGS, launcher, run_everywhere  # noqa: E402
-
-from aiter_paged_fp8.runtime import emulated  # noqa: E402
+from aiter_paged_fp8.runtime import emulated
 
 BLOCK = 256
 WORDS = torch.randint(-(2**31), 2**31 - 1, (8 * BLOCK,), generator=torch.Generator().manual_seed(1), dtype=torch.int32)

@@ -1,7 +1,8 @@
-"""Which registers each instruction reads and writes: what the checks for data on its way and for undefined bits rely on.
+"""Which registers each instruction reads and writes: what the checks for data on its way and for undefined bits rely
+on.
 
-The registers are taken from the assembly text by rules of the assembly language, so that an operand that a decoder forgets
-is noticed.
+The registers are taken from the assembly text by rules of the assembly language, so that an operand that a decoder
+forgets is noticed.
 """
 
 import re

@@ -256,7 +256,7 @@ def test_a_graph_replays_over_what_memory_holds_by_then():
     assert seen == [5, 6, 6]
 
 
-flydsl = import flydsl
+import flydsl
 
 import flydsl.compiler as flyc  # noqa: E402
 import flydsl.expr as fx  # noqa: E402

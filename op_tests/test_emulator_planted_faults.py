@@ -1,9 +1,9 @@
 """Planted faults in a paged kernel: each is reported with its two lines, and only by the check that is there for it.
 
-The kernel is a small copy of what a paged attention kernel does. Four waves of a workgroup take four pages one after the
-other: a page id comes by scalar load, the page by loads straight to LDS into one of two buffers while the page before it
-is multiplied, each wave reads the quarter that its neighbour has fetched. Unmutated it is right and reports nothing in
-every timing and wave order.
+The kernel is a small copy of what a paged attention kernel does. Four waves of a workgroup take four pages one after
+the other: a page id comes by scalar load, the page by loads straight to LDS into one of two buffers while the page
+before it is multiplied, each wave reads the quarter that its neighbour has fetched. Unmutated it is right and reports
+nothing in every timing and wave order.
 """
 
 from dataclasses import dataclass, field, replace
@@ -151,8 +151,8 @@ class Fault:
     line, other : str
         Pieces of the two lines; `other` None where there is one only.
     checks : tuple of str
-        What has to be switched off for it to go unseen. A memory fault is no check: it goes unseen where the tensors are
-        registered with what their allocation has behind them, or the LDS is larger.
+        What has to be switched off for it to go unseen. A memory fault is no check: it goes unseen where the tensors
+        are registered with what their allocation has behind them, or the LDS is larger.
     """
 
     changes: tuple[tuple[str, str], ...]

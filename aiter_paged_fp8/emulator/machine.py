@@ -18,11 +18,11 @@ from .errors import MachineFault, MemoryFault
 from .hazards import HazardChecks
 from .lds import Lds
 from .loader import LoadedProgram
-from .program import Program
 from .memory import Memory, Region
 from .operation import Operation
 from .options import Options
 from .pending import Pending
+from .program import Program
 from .reports import Report, Reports
 from .schedule import Scheduler, rectangles
 from .setup import initial_state
