@@ -37,7 +37,8 @@ def nearest(number: Fraction, zero_sign: int = 0) -> int:
     return (SIGN if number < 0 else 0) | F32.round(abs(number))
 
 
-def fma(a: int, b: int, c: int) -> Bits:
+def fma(a: int, b: int, c: int, power: int = 0) -> Bits:
+    """(a * b + c) * 2**power, rounded once."""
     x, y, z = value(a), value(b), value(c)
     if NAN in (x, y, z):
         return "nan"
@@ -49,7 +50,7 @@ def fma(a: int, b: int, c: int) -> Bits:
     if z == INFINITE:
         return c
     zero = sign if sign == sign_of(c) else 0
-    return nearest(x * y + z, zero)
+    return nearest((x * y + z) * Fraction(2) ** power, zero)
 
 
 def add(a: int, b: int) -> Bits:

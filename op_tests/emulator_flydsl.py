@@ -1,5 +1,4 @@
-"""FlyDSL kernels of the tests, run on the emulator through FlyDSL's own launcher under several timings and wave
-orders."""
+"""FlyDSL kernels of the tests, run on the emulator through FlyDSL's own launcher, in several timings and orders."""
 
 from __future__ import annotations
 

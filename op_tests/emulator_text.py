@@ -80,7 +80,7 @@ def run_text(
         f"    s_mul_i32 s95, s2, {4 * LANES * len(outputs)}",
         f"    v_lshlrev_b32_e32 {OUT_OFFSET}, 2, v0",
         f"    v_add_u32_e32 {OUT_OFFSET}, s95, {OUT_OFFSET}",
-        f"    s_mul_i32 s96, s2, {4 * sum(2 if np.asarray(value).dtype == np.uint64 else 1 for value in scalars.values())}",
+        f"    s_mul_i32 s96, s2, {4 * sum(_registers_of(value) for value in scalars.values())}",
         "    s_waitcnt lgkmcnt(0)",
     ]
     for name in vectors:
@@ -160,6 +160,10 @@ def run_text(
         return found, result.reports
     assert result.reports == [], [report.message for report in result.reports]
     return found
+
+
+def _registers_of(scalar: Any) -> int:
+    return 2 if np.asarray(scalar).dtype == np.uint64 else 1
 
 
 def _buffer_registers(buffers: Sequence[np.ndarray]) -> Iterable[tuple[int, int]]:

@@ -1,9 +1,12 @@
 """Own FlyDSL kernels of matrix instructions through the real compiler, against a float64 product of torch."""
 
-import flydsl.compiler as flyc
-import flydsl.expr as fx
 import pytest
 import torch
+
+pytest.importorskip("flydsl")
+
+import flydsl.compiler as flyc
+import flydsl.expr as fx
 from emulator_flydsl import run_everywhere
 from flydsl.expr.typing import Vector as Vec
 

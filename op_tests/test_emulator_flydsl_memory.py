@@ -1,9 +1,12 @@
 """Own FlyDSL kernels of LDS, buffers, loads to LDS and transposing reads through the real compiler, against torch."""
 
-import flydsl.compiler as flyc
-import flydsl.expr as fx
 import pytest
 import torch
+
+pytest.importorskip("flydsl")
+
+import flydsl.compiler as flyc
+import flydsl.expr as fx
 from emulator_flydsl import SETTINGS, launcher, run_everywhere
 
 from aiter_paged_fp8.runtime import emulated

@@ -141,13 +141,16 @@ FLOAT = {
     "nlg": lambda a, b: not (a < b or a > b),
     "ngt": lambda a, b: not a > b,
     "nle": lambda a, b: not a <= b,
-    "neq": lambda a, b: not a == b,
+    "neq": lambda a, b: a != b,
     "nlt": lambda a, b: not a < b,
     "tru": lambda a, b: True,
 }
+# Zeros, ones, infinities, quiet and signalling NaNs, subnormals, the ends of the range.
 FLOAT_EDGES = np.array(
-    [0, 0x80000000, 0x3F800000, 0xBF800000, 0x7F800000, 0xFF800000, 0x7FC00000, 0x7F800001, 0xFFC12345, 1, 0x80000001]
-    + [0x3F800001, 0x007FFFFF, 0x00800000, 0x7F7FFFFF, 0x40490FDB],
+    [
+        *(0, 0x80000000, 0x3F800000, 0xBF800000, 0x3F800001, 0x7F800000, 0xFF800000, 0x7FC00000, 0x7F800001),
+        *(0xFFC12345, 1, 0x80000001, 0x007FFFFF, 0x00800000, 0x7F7FFFFF, 0x40490FDB),
+    ],
     np.uint32,
 )
 

@@ -43,10 +43,11 @@ def test_branches_of_workgroups_that_part_and_meet(mnemonic):
     masks = generator.choice(np.array([0, 1, 1 << 63, M64, 1 << 32], np.uint64), (2, 16))
     masks[:, :4] = 0
     got = run_text(
-        f"    {mnemonic} .Ltaken\n    s_mov_b32 s30, 1\n    s_branch .Ldone\n.Ltaken:\n    s_mov_b32 s30, 2\n.Ldone:\n"
+        f"    {mnemonic} .Ltaken\n    s_bitset1_b32 s30, 0\n    s_branch .Ldone\n.Ltaken:\n    s_bitset1_b32 s30, 1\n"
+        ".Ldone:\n"
         "    s_mov_b32 s31, 3",
         ["s30", "s31"],
-        scalars={"scc": scc, "vcc": masks[0], "exec": masks[1]},
+        scalars={30: np.zeros(16, np.uint32), "scc": scc, "vcc": masks[0], "exec": masks[1]},
     )
     want = [2 if BRANCHES[mnemonic](int(c), int(v), int(e)) else 1 for c, v, e in zip(scc, *masks, strict=True)]
     assert got["s30"].tolist() == want
@@ -80,7 +81,8 @@ def test_a_loop_over_lanes_in_a_divergent_wave(schedule):
     bounds = (np.arange(LANES, dtype=np.uint32) * 7 % 13)[None]
     got = run_text(
         "    v_mov_b32_e32 v30, 0\n    s_mov_b64 s[20:21], exec\n.Lloop:\n    v_cmp_lt_u32_e32 vcc, v30, v10\n"
-        "    s_and_b64 exec, exec, vcc\n    s_cbranch_execz .Ldone\n    v_add_u32_e32 v30, 1, v30\n    s_branch .Lloop\n"
+        "    s_and_b64 exec, exec, vcc\n    s_cbranch_execz .Ldone\n    v_add_u32_e32 v30, 1, v30\n"
+        "    s_branch .Lloop\n"
         ".Ldone:\n    s_mov_b64 exec, s[20:21]",
         ["v30"],
         vectors={10: bounds},
@@ -150,7 +152,8 @@ def test_lds_operations_return_in_order_and_scalar_loads_only_all_together():
         f"{ADDRESS}    v_mov_b32_e32 v30, 0\n    v_mov_b32_e32 v31, 0\n    s_mov_b32 s30, 0\n    ds_write_b32 v9, v0\n"
         "    s_waitcnt lgkmcnt(0)\n    ds_read_b32 v30, v9\n    ds_read_b32 v31, v9\n    s_waitcnt lgkmcnt(1)\n"
         "    v_mov_b32_e32 v40, v30\n    v_mov_b32_e32 v41, v31\n    s_waitcnt lgkmcnt(0)\n"
-        "    s_load_dword s30, s[64:65], 0x4\n    ds_read_b32 v32, v9\n    s_waitcnt lgkmcnt(1)\n    s_mov_b32 s31, s30\n"
+        "    s_load_dword s30, s[64:65], 0x4\n    ds_read_b32 v32, v9\n    s_waitcnt lgkmcnt(1)\n"
+        "    s_mov_b32 s31, s30\n"
         "    s_waitcnt lgkmcnt(0)\n    s_mov_b32 s32, s30"
     )
     memory = words(4, start=5).view(np.uint8).copy()

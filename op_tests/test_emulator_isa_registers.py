@@ -1,5 +1,4 @@
-"""Which registers each instruction reads and writes: what the checks for data on its way and for undefined bits rely
-on.
+"""Which registers each instruction reads and writes: the checks for data on its way and undefined bits rely on it.
 
 The registers are taken from the assembly text by rules of the assembly language, so that an operand that a decoder
 forgets is noticed.
@@ -16,14 +15,9 @@ from test_emulator_isa_conversion import WIDE as DOUBLES
 from test_emulator_isa_coverage import TABLES
 from test_emulator_isa_float import ARITHMETIC, FUNCTIONS
 from test_emulator_isa_float import source_count as float_sources
-from test_emulator_isa_half import ATOMICS, DOTS, FLOAT_ATOMICS, arity
-from test_emulator_isa_half import COMPARE as HALF_COMPARES
-from test_emulator_isa_half import FLOAT as HALVES
-from test_emulator_isa_half import FUNCTIONS as HALF_FUNCTIONS
-from test_emulator_isa_half import INTEGER as HALF_INTEGERS
-from test_emulator_isa_half import MIXED as MIXED_HALVES
-from test_emulator_isa_half import PACKED_FLOAT as PACKED_HALVES
-from test_emulator_isa_half import PACKED_INTEGER as PACKED_HALF_INTEGERS
+from test_emulator_isa_half import ATOMICS, FLOAT_ATOMICS
+from test_emulator_isa_half import ROWS as HALF_ROWS
+from test_emulator_isa_half import arity as half_sources
 from test_emulator_isa_lds import NARROW_READS, NARROW_WRITES, READS, TRANSPOSED, WRITES
 from test_emulator_isa_matrix import DENSE, MIXED, SCALED
 from test_emulator_isa_memory import (
@@ -152,13 +146,18 @@ def samples():
         if name.endswith("32"):
             lines[name] = "s20, s30"
     lines |= dict.fromkeys(BRANCHES, ".Lend")
-    lines |= {
-        name: ", ".join(f"v{10 + 10 * k}" for k in range(1 + arity(name)))
-        for name in (*HALVES, *HALF_INTEGERS, *PACKED_HALVES, *PACKED_HALF_INTEGERS)
-    }
-    lines |= dict.fromkeys(HALF_FUNCTIONS, "v10, v20") | dict.fromkeys(HALF_COMPARES, "s[10:11], v20, v30")
-    lines |= dict.fromkeys((*DOTS, *MIXED_HALVES), "v10, v20, v30, v40") | {"v_dot2c_f32_bf16": "v10, v20, v30"}
-    lines |= dict.fromkeys((*ATOMICS, *FLOAT_ATOMICS), "v10, v20, s[30:31]")
+    for name in HALF_ROWS:
+        if name.startswith("v_cmp"):
+            lines[name] = "s[20:21], v20, v30"
+        elif name.startswith("v_dot2c"):
+            lines[name] = "v10, v20, v30"
+        elif name in ("v_exp_f16", "v_log_f16", "v_rcp_f16", "v_sqrt_f16", "v_rsq_f16"):
+            lines[name] = "v10, v20"
+        elif name in (*ATOMICS, *FLOAT_ATOMICS):
+            lines[name] = "v10, v20, s[20:21]"
+        else:
+            three = half_sources(name) == 3 or "dot2" in name
+            lines[name] = "v10, v20, v30" + (", v40" if three else "")
     lines |= {"s_setreg_b32": "hwreg(HW_REG_MODE, 23, 1), s20", "s_getreg_b32": "s10, hwreg(HW_REG_MODE, 23, 1)"}
     return lines
 
@@ -167,13 +166,13 @@ SAMPLES = samples()
 # No register operand.
 WITHOUT = {name for name in TABLES["test_emulator_isa_control"] if name not in BRANCHES} | {"s_setreg_imm32_b32"}
 NO_RESULT = (
+    *ATOMICS,
+    *FLOAT_ATOMICS,
     *WRITES,
     *NARROW_WRITES,
     *STORES,
     *NARROW_STORES,
     *BUFFER_STORES,
-    *ATOMICS,
-    *FLOAT_ATOMICS,
     *TO_LDS,
     *COMPARE,
     *COMPARE_IMMEDIATE,
@@ -182,8 +181,8 @@ NO_RESULT = (
 # The old destination takes part in the result.
 MODIFIED = {
     *(
-        "v_fmac_f32",
         "v_dot2c_f32_bf16",
+        "v_fmac_f32",
         "v_cvt_pk_fp8_f32",
         "v_cvt_pk_bf8_f32",
         "v_permlane16_swap_b32",

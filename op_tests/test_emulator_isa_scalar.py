@@ -371,7 +371,8 @@ def test_a_literal_of_a_64_bit_operation_is_sign_extended():
 def test_mode_is_written_and_read_back(write):
     for bit in (0, 1):
         got = run_text(
-            f"    {write.format(bit)}\n    s_getreg_b32 s30, hwreg(HW_REG_MODE, 23, 1)\n    s_getreg_b32 s31, hwreg(HW_REG_MODE)",
+            f"    {write.format(bit)}\n    s_getreg_b32 s30, hwreg(HW_REG_MODE, 23, 1)\n"
+            "    s_getreg_b32 s31, hwreg(HW_REG_MODE)",
             ["s30", "s31"],
             scalars={20: np.array([bit | 2], np.uint32)},
         )

@@ -189,7 +189,8 @@ FAULTS = {
             (NEXT, ""),
             (
                 "    s_load_dword s20, s[6:7], s23\n.Lwait:\n    s_waitcnt vmcnt(0) ; tile\n",
-                f"    s_load_dword s20, s[6:7], s23\n    s_waitcnt vmcnt(0) ; tile\n{NEXT}.Lwait:\n    s_waitcnt vmcnt(1)\n",
+                "    s_load_dword s20, s[6:7], s23\n    s_waitcnt vmcnt(0) ; tile\n"
+                f"{NEXT}.Lwait:\n    s_waitcnt vmcnt(1)\n",
             ),
         ),
         *("race", DMA_NEXT, READ, ("races", "undefined")),
