@@ -4,10 +4,10 @@ import math
 import struct
 from fractions import Fraction
 
-import emulator_float_statements as fs
 import ml_dtypes
 import numpy as np
 import pytest
+from emulator_float_statements import single as fs
 from emulator_text import LANES, M32, PREFILL, agree, operand_table, pair, run_text, signed
 from exact_floats import F16, F32, f32_bits
 
