@@ -142,6 +142,20 @@ def test_inactive_lanes_keep_their_value(mnemonic):
     agree(mnemonic, got, want, *sources, nan=fs.is_quiet_nan)
 
 
+@pytest.mark.parametrize("mnemonic", [name for name, row in ARITHMETIC.items() if source_count(row) > 1])
+def test_a_scalar_may_stand_in_any_place(mnemonic):
+    statement = ARITHMETIC[mnemonic]
+    sources = operands(source_count(statement), seed=2)
+    scalar = sources[0][:, 5].copy()
+    for place in range(len(sources)):
+        names = ["s20" if k == place else f"v{10 + k}" for k in range(len(sources))]
+        values = [np.repeat(scalar, LANES) if k == place else source for k, source in enumerate(sources)]
+        vectors = {10 + k: source for k, source in enumerate(sources)}
+        text = f"{mnemonic} v30, {', '.join(names)}"
+        got = run_text(f"    {text}", ["v30"], vectors=vectors, scalars={20: scalar})["v30"]
+        agree(text, got, [statement(*case) for case in rows(*values)], *values, nan=fs.is_quiet_nan)
+
+
 def test_fmac_adds_to_its_destination():
     a, b, c = operands(3)
     got = run_text("    v_fmac_f32_e32 v12, v10, v11", ["v12"], vectors={10: a, 11: b, 12: c})["v12"]

@@ -1,5 +1,7 @@
 """Integer vector instructions, executed from ISA text, against scalar Python."""
 
+import itertools
+
 import numpy as np
 import pytest
 from emulator_text import LANES, M32, M64, PREFILL, agree, operand_table, pair, run_text, signed
@@ -150,6 +152,9 @@ def is_active(lane):
     return SOME_LANES >> lane & 1
 
 
+ONE_SOURCE = ("v_mov_b32", "v_not_b32", "v_bfrev_b32", "v_ffbh_u32", "v_ffbl_b32", "v_ffbh_i32")
+
+
 def source_count(statement):
     return 2 if statement in (min, max) else statement.__code__.co_argcount
 
@@ -180,23 +185,29 @@ def test_inactive_lanes_keep_their_value(mnemonic):
     agree(mnemonic, got, want, *sources)
 
 
-@pytest.mark.parametrize(
-    "mnemonic", [name for name, row in ROWS32.items() if row in (min, max) or source_count(row) > 1]
-)
+def kinds_of_operands(count):
+    """Every order of a scalar, a constant and a vector register, as far as there are sources."""
+    return list(itertools.permutations("scv"))[:6] if count == 3 else [("s", "v"), ("v", "s"), ("c", "v"), ("v", "c")]
+
+
+@pytest.mark.parametrize("mnemonic", [name for name in ROWS32 if name not in ONE_SOURCE])
 def test_scalar_and_constant_sources(mnemonic):
     statement = ROWS32[mnemonic]
     count = 3 if "3_" in mnemonic and statement in (min, max) else source_count(statement)
-    sources = columns(count)
-    scalar = np.resize(sources[0][0], CASES)
-    operands = ["s20", "v11", "7"][:count]
-    got = run_text(
-        f"    {mnemonic} v30, {', '.join(operands)}", ["v30"], vectors={11: sources[1]}, scalars={20: scalar}
-    )["v30"]
-    first = np.repeat(scalar, LANES)
-    want = [
-        statement(*(a, b, 7)[:count]) & M32 for a, b in zip(first.tolist(), sources[1].ravel().tolist(), strict=True)
-    ]
-    agree(mnemonic, got, want, first, sources[1])
+    table = columns(3)
+    for kinds in kinds_of_operands(count):
+        names, values = [], []
+        scalar = np.resize(table[0][0], CASES)
+        for k, kind in enumerate(kinds):
+            names.append({"s": "s20", "c": "-11", "v": f"v{10 + k}"}[kind])
+            values.append(
+                {"s": np.repeat(scalar, LANES), "c": np.full(CASES * LANES, M32 - 10), "v": table[k].ravel()}[kind]
+            )
+        text = f"{mnemonic} v30, {', '.join(names)}"
+        vectors = {10 + k: table[k] for k, kind in enumerate(kinds) if kind == "v"}
+        got = run_text(f"    {text}", ["v30"], vectors=vectors, scalars={20: scalar})["v30"]
+        want = [statement(*case) & M32 for case in zip(*(value.tolist() for value in values), strict=True)]
+        agree(text, got, want, *values)
 
 
 def test_the_destination_may_be_a_source():
