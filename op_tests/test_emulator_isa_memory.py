@@ -455,3 +455,18 @@ def test_a_load_to_lds_takes_soffset_for_memory_but_not_for_lds():
     )
     got = execute(body, ["v100"], {10: at}, memory, lds=LDS)["v100"]
     np.testing.assert_array_equal(got[0], memory.view(np.uint32)[256 : 256 + LANES])
+
+
+@pytest.mark.parametrize("mnemonic", ["buffer_load_dword", "global_load_lds_dword"])
+def test_m0_reaches_all_of_lds(mnemonic):
+    # 160 KiB take 18 bits.
+    top = 160 * 1024 - 256
+    memory = memory_bytes()
+    at = np.resize(np.arange(LANES, dtype=np.uint32) * 4, (CASES, LANES))
+    operands = "v10, s[40:43], 0 offen lds" if mnemonic.startswith("buffer") else "v10, s[64:65]"
+    body = (
+        f"{resource(BYTES)}    s_mov_b32 m0, {top:#x}\n    v_add_u32_e32 v11, {top:#x}, v10\n    s_nop 4\n"
+        f"    {mnemonic} {operands}\n{WAIT}\n    ds_read_b32 v30, v11"
+    )
+    got = execute(body, ["v30"], {10: at}, memory, lds=160 * 1024)["v30"]
+    np.testing.assert_array_equal(got, np.broadcast_to(memory.view(np.uint32)[:LANES], (CASES, LANES)))
