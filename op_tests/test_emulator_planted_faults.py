@@ -6,7 +6,7 @@ before it is multiplied, each wave reads the quarter that its neighbour has fetc
 nothing in every timing and wave order.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import ml_dtypes
 import numpy as np
@@ -160,7 +160,7 @@ class Fault:
     line: str
     other: str | None
     checks: tuple[str, ...] = ()
-    says: tuple[str, ...] = field(default=())
+    says: tuple[str, ...] = ()
 
     def kernel(self):
         kernel = PAGED
@@ -297,11 +297,10 @@ def test_with_its_check_off_it_goes_unseen(name):
 
 
 def test_a_misaligned_lds_access_is_a_fault():
-    reports, faults = found(MISALIGNED)
+    _, faults = found(MISALIGNED)
     assert len(faults) == len(SCHEDULES)
     assert faults[0].details["line"] == MISALIGNED.line_of(READ)
     assert "must be a multiple of" in str(faults[0])
-    del reports
 
 
 NUMERICALLY_WRONG = (
