@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 
-from exact_floats import F16, F32, INFINITE, NAN, Format
+from op_tests.exact_floats import F16, F32, INFINITE, NAN, Format
 
 Bits = int | str
 

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from emulator_kernels import isa_text
 
 from aiter_paged_fp8.emulator import Launch, Machine, Memory, Options, Program, load
+from op_tests.emulator_kernels import isa_text
 
 LANES = 64
 M32, M64 = 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF

@@ -3,16 +3,13 @@
 import subprocess
 import sys
 
+import flydsl.compiler as flyc
+import flydsl.expr as fx
 import pytest
 import torch
 
-import flydsl
-
-import flydsl.compiler as flyc  # noqa: E402
-import flydsl.expr as fx  # noqa: E402
-
-from aiter_paged_fp8.emulator import MemoryFault, Options  # noqa: E402
-from aiter_paged_fp8.runtime import emulated, flydsl_private  # noqa: E402
+from aiter_paged_fp8.emulator import MemoryFault, Options
+from aiter_paged_fp8.runtime import emulated, flydsl_private
 
 BLOCK = 256
 

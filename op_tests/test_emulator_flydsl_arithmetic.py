@@ -1,17 +1,15 @@
 """Own FlyDSL kernels of integer, float and conversion instructions through the real compiler, against torch."""
 
-import pytest
-import torch
-
 import flydsl  # noqa: F401
-
 import flydsl.compiler as flyc
 import flydsl.expr as fx
-from emulator_flydsl import run_everywhere
+import torch
 from flydsl.expr import rocdl
 from flydsl.expr.typing import T
 from flydsl.expr.typing import Vector as Vec
 from flydsl.expr.utils.arith import _to_raw as raw
+
+from op_tests.emulator_flydsl import run_everywhere
 
 BLOCK, N = 256, 512
 

@@ -1,17 +1,15 @@
 """Own FlyDSL kernels of scalar loops, branches, lane exchange and barriers through the real compiler, against torch."""
 
-import pytest
-import torch
-
 import flydsl  # noqa: F401
-
 import flydsl.compiler as flyc
 import flydsl.expr as fx
-from emulator_flydsl import run_everywhere
+import torch
 from flydsl._mlir.dialects import llvm
 from flydsl.expr import rocdl
 from flydsl.expr.typing import T
 from flydsl.expr.utils.arith import _to_raw as raw
+
+from op_tests.emulator_flydsl import run_everywhere
 
 LANES, BLOCK = 64, 256
 VALUES = torch.randint(-1000, 1000, (4 * BLOCK,), generator=torch.Generator().manual_seed(1), dtype=torch.int32)

@@ -1,14 +1,13 @@
 """Own FlyDSL kernels of matrix instructions through the real compiler, against a float64 product of torch."""
 
-import pytest
-import torch
-
 import flydsl  # noqa: F401
-
 import flydsl.compiler as flyc
 import flydsl.expr as fx
-from emulator_flydsl import run_everywhere
+import pytest
+import torch
 from flydsl.expr.typing import Vector as Vec
+
+from op_tests.emulator_flydsl import run_everywhere
 
 LANES = 64
 

@@ -1,15 +1,13 @@
 """Own FlyDSL kernels of LDS, buffers, loads to LDS and transposing reads through the real compiler, against torch."""
 
+import flydsl  # noqa: F401
+import flydsl.compiler as flyc
+import flydsl.expr as fx
 import pytest
 import torch
 
-import flydsl  # noqa: F401
-
-import flydsl.compiler as flyc
-import flydsl.expr as fx
-from emulator_flydsl import SETTINGS, launcher, run_everywhere
-
 from aiter_paged_fp8.runtime import emulated
+from op_tests.emulator_flydsl import SETTINGS, launcher, run_everywhere
 
 BLOCK = 256
 WORDS = torch.randint(-(2**31), 2**31 - 1, (8 * BLOCK,), generator=torch.Generator().manual_seed(1), dtype=torch.int32)

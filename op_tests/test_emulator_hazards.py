@@ -5,9 +5,9 @@ The kernel itself reports nothing, and with the check switched off the mutation 
 
 import numpy as np
 import pytest
-from emulator_kernels import Kernel, words
 
 from aiter_paged_fp8.emulator import Checks, HazardError, MemoryFault
+from op_tests.emulator_kernels import Kernel, words
 
 # Each of 4 waves loads 4 bytes per lane to LDS by DMA, then reads what its right neighbour has loaded and stores it.
 # s4..s7 input, s8..s11 output; the second half of the kernel repeats it with a second buffer.
@@ -289,9 +289,8 @@ WAIT_STATES = {
 
 @pytest.mark.parametrize("name", WAIT_STATES)
 def test_missing_wait_states_are_reported_from_the_text_alone(name):
-    from emulator_kernels import isa_text
-
     from aiter_paged_fp8.emulator import Program, load
+    from op_tests.emulator_kernels import isa_text
 
     text, enough = WAIT_STATES[name]
     for states in (enough, enough - 1):

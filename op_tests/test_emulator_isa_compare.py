@@ -5,7 +5,8 @@ import struct
 
 import numpy as np
 import pytest
-from emulator_text import LANES, M64, agree, operand_table, pair, run_text, signed
+
+from op_tests.emulator_text import LANES, M64, agree, operand_table, pair, run_text, signed
 
 CASES = 8
 INTEGER_NAMES = [

@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from emulator_kernels import Kernel, isa_text, words
-from emulator_text import LANES, M64, PREFILL, run_text
 
 from aiter_paged_fp8.emulator import Checks, MachineFault, Program, UnimplementedInstruction, load
+from op_tests.emulator_kernels import Kernel, isa_text, words
+from op_tests.emulator_text import LANES, M64, PREFILL, run_text
 
 BRANCHES = {
     "s_cbranch_scc0": lambda scc, vcc, execs: scc == 0,

@@ -7,9 +7,10 @@ from fractions import Fraction
 import ml_dtypes
 import numpy as np
 import pytest
-from emulator_float_statements import single as fs
-from emulator_text import LANES, M32, PREFILL, agree, operand_table, pair, run_text, signed
-from exact_floats import F16, F32, f32_bits
+
+from op_tests.emulator_float_statements import single as fs
+from op_tests.emulator_text import LANES, M32, PREFILL, agree, operand_table, pair, run_text, signed
+from op_tests.exact_floats import F16, F32, f32_bits
 
 FP8, BF8 = ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2
 NARROW = {"fp8": FP8, "bf8": BF8}

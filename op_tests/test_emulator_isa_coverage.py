@@ -3,20 +3,22 @@
 from pathlib import Path
 
 import pytest
-import test_emulator_isa_compare
-import test_emulator_isa_control
-import test_emulator_isa_conversion
-import test_emulator_isa_crosslane
-import test_emulator_isa_float
-import test_emulator_isa_half
-import test_emulator_isa_lds
-import test_emulator_isa_matrix
-import test_emulator_isa_memory
-import test_emulator_isa_scalar
-import test_emulator_isa_vector
 
 from aiter_paged_fp8.emulator.coverage import isa_coverage
 from aiter_paged_fp8.emulator.loader import load_table
+from op_tests import (
+    test_emulator_isa_compare,
+    test_emulator_isa_control,
+    test_emulator_isa_conversion,
+    test_emulator_isa_crosslane,
+    test_emulator_isa_float,
+    test_emulator_isa_half,
+    test_emulator_isa_lds,
+    test_emulator_isa_matrix,
+    test_emulator_isa_memory,
+    test_emulator_isa_scalar,
+    test_emulator_isa_vector,
+)
 
 TABLES = {
     module.__name__: module.ROWS

@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from emulator_text import LANES, M64, PREFILL, operand_table, run_text, signed
+
+from op_tests.emulator_text import LANES, M64, PREFILL, operand_table, run_text, signed
 
 CASES = 4
 SOME_LANES = 0xF0F0_1234_8000_0001

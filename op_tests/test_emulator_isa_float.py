@@ -6,9 +6,10 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from emulator_float_statements import single as fs
-from emulator_text import LANES, PREFILL, agree, run_text, signed
-from exact_floats import F32, f32_bits, f32_value
+
+from op_tests.emulator_float_statements import single as fs
+from op_tests.emulator_text import LANES, PREFILL, agree, run_text, signed
+from op_tests.exact_floats import F32, f32_bits, f32_value
 
 CASES = 10
 EDGES = (

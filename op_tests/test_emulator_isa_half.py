@@ -3,7 +3,8 @@
 import ml_dtypes
 import numpy as np
 import pytest
-from emulator_kernels import Kernel, words
+
+from op_tests.emulator_kernels import Kernel, words
 
 RNG = np.random.default_rng(21)
 

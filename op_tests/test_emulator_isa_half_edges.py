@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
-from emulator_float_statements import half, single
-from emulator_text import LANES, agree, run_text
-from exact_floats import F16, F32
+
+from op_tests.emulator_float_statements import half, single
+from op_tests.emulator_text import LANES, agree, run_text
+from op_tests.exact_floats import F16, F32
 
 CASES = 8
 EDGES = (0, 1, 2, 0x3FF, 0x400, 0x401, 0x3BFF, 0x3C00, 0x3C01, 0x7BFF, 0x7BFE, 0x7C00, 0x7E00, 0x7D01, 0x1400, 0x6800)

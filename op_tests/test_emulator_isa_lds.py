@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from emulator_text import LANES, M32, M64, PREFILL, operand_table, run_text, signed
 
 from aiter_paged_fp8.emulator import MemoryFault
+from op_tests.emulator_text import LANES, M32, M64, PREFILL, operand_table, run_text, signed
 
 CASES = 3
 SOME_LANES = 0xF0F0_1234_8000_0001

@@ -5,7 +5,8 @@ in double precision, results looked up by the documented layout of D.
 import ml_dtypes
 import numpy as np
 import pytest
-from emulator_text import LANES, PREFILL, run_text
+
+from op_tests.emulator_text import LANES, PREFILL, run_text
 
 CASES = 2
 # Bits of an element and its type.

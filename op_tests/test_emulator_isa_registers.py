@@ -7,20 +7,23 @@ forgets is noticed.
 import re
 
 import pytest
-from emulator_kernels import isa_text
-from test_emulator_isa_compare import ROWS as COMPARES
-from test_emulator_isa_control import BRANCHES
-from test_emulator_isa_conversion import ROWS as CONVERSIONS
-from test_emulator_isa_conversion import WIDE as DOUBLES
-from test_emulator_isa_coverage import TABLES
-from test_emulator_isa_float import ARITHMETIC, FUNCTIONS
-from test_emulator_isa_float import source_count as float_sources
-from test_emulator_isa_half import ATOMICS, FLOAT_ATOMICS
-from test_emulator_isa_half import ROWS as HALF_ROWS
-from test_emulator_isa_half import arity as half_sources
-from test_emulator_isa_lds import NARROW_READS, NARROW_WRITES, READS, TRANSPOSED, WRITES
-from test_emulator_isa_matrix import DENSE, MIXED, SCALED
-from test_emulator_isa_memory import (
+
+from aiter_paged_fp8.emulator import Program, load
+from aiter_paged_fp8.emulator.state import SCALAR_ID, SCC_ID
+from op_tests.emulator_kernels import isa_text
+from op_tests.test_emulator_isa_compare import ROWS as COMPARES
+from op_tests.test_emulator_isa_control import BRANCHES
+from op_tests.test_emulator_isa_conversion import ROWS as CONVERSIONS
+from op_tests.test_emulator_isa_conversion import WIDE as DOUBLES
+from op_tests.test_emulator_isa_coverage import TABLES
+from op_tests.test_emulator_isa_float import ARITHMETIC, FUNCTIONS
+from op_tests.test_emulator_isa_float import source_count as float_sources
+from op_tests.test_emulator_isa_half import ATOMICS, FLOAT_ATOMICS
+from op_tests.test_emulator_isa_half import ROWS as HALF_ROWS
+from op_tests.test_emulator_isa_half import arity as half_sources
+from op_tests.test_emulator_isa_lds import NARROW_READS, NARROW_WRITES, READS, TRANSPOSED, WRITES
+from op_tests.test_emulator_isa_matrix import DENSE, MIXED, SCALED
+from op_tests.test_emulator_isa_memory import (
     BUFFER_LOADS,
     BUFFER_STORES,
     LOADS,
@@ -30,11 +33,8 @@ from test_emulator_isa_memory import (
     STORES,
     TO_LDS,
 )
-from test_emulator_isa_scalar import COMPARE, COMPARE_IMMEDIATE, IMMEDIATE, MODIFYING, ONE, SAVEEXEC, TWO, WIDE
-from test_emulator_isa_vector import CARRY_ROWS, LANE_ROWS, MAD_ROWS, ROWS32, WIDE_ROWS, source_count
-
-from aiter_paged_fp8.emulator import Program, load
-from aiter_paged_fp8.emulator.state import SCALAR_ID, SCC_ID
+from op_tests.test_emulator_isa_scalar import COMPARE, COMPARE_IMMEDIATE, IMMEDIATE, MODIFYING, ONE, SAVEEXEC, TWO, WIDE
+from op_tests.test_emulator_isa_vector import CARRY_ROWS, LANE_ROWS, MAD_ROWS, ROWS32, WIDE_ROWS, source_count
 
 SPECIAL = {"vcc": (106, 2), "exec": (126, 2), "m0": (124, 1)}
 EXEC = {SCALAR_ID + 126, SCALAR_ID + 127}

@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from emulator_text import M32, M64, PREFILL, agree, operand_table, pair, run_text, signed
+
+from op_tests.emulator_text import M32, M64, PREFILL, agree, operand_table, pair, run_text, signed
 
 CASES = 600
 

@@ -6,13 +6,13 @@ import re
 
 import numpy as np
 import pytest
-from emulator_kernels import Kernel, words
-from test_emulator_isa_control import BRANCHES
-from test_emulator_isa_lds import READS, TRANSPOSED
-from test_emulator_isa_registers import NO_RESULT, SAMPLES, registers
-from test_emulator_isa_scalar import COMPARE, COMPARE_IMMEDIATE, SAVEEXEC
 
 from aiter_paged_fp8.emulator.state import SCALAR_ID
+from op_tests.emulator_kernels import Kernel, words
+from op_tests.test_emulator_isa_control import BRANCHES
+from op_tests.test_emulator_isa_lds import READS, TRANSPOSED
+from op_tests.test_emulator_isa_registers import NO_RESULT, SAMPLES, registers
+from op_tests.test_emulator_isa_scalar import COMPARE, COMPARE_IMMEDIATE, SAVEEXEC
 
 # Vector instructions whose result is a vector register: what is stored after them.
 STORED = {

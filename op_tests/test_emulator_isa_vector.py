@@ -4,7 +4,8 @@ import itertools
 
 import numpy as np
 import pytest
-from emulator_text import LANES, M32, M64, PREFILL, agree, operand_table, pair, run_text, signed
+
+from op_tests.emulator_text import LANES, M32, M64, PREFILL, agree, operand_table, pair, run_text, signed
 
 CASES = 10
 S = signed

@@ -1,9 +1,9 @@
 """Wait states that a program must insert: the manual's tables 11 and 38, as pairs of instructions and a number."""
 
 import pytest
-from emulator_kernels import isa_text
 
 from aiter_paged_fp8.emulator import Program, load
+from op_tests.emulator_kernels import isa_text
 
 # First instruction, second instruction, states between them.
 PAIRS = {

@@ -2,10 +2,11 @@
 
 import json
 
+import flydsl.compiler as flyc
+import flydsl.expr as fx
 import numpy as np
 import pytest
 import torch
-from emulator_kernels import Kernel, isa_text
 
 from aiter_paged_fp8.emulator import (
     MachineFault,
@@ -21,6 +22,8 @@ from aiter_paged_fp8.emulator import (
 )
 from aiter_paged_fp8.emulator.banks import conflict_cycles
 from aiter_paged_fp8.emulator.queue import Work
+from aiter_paged_fp8.runtime import emulated
+from op_tests.emulator_kernels import Kernel, isa_text
 
 STORE_ID = """
     s_load_dwordx2 s[4:5], s[0:1], 0x0
@@ -254,14 +257,6 @@ def test_a_graph_replays_over_what_memory_holds_by_then():
     assert seen == [5, 6]
     queue.synchronize()
     assert seen == [5, 6, 6]
-
-
-import flydsl
-
-import flydsl.compiler as flyc  # noqa: E402
-import flydsl.expr as fx  # noqa: E402
-
-from aiter_paged_fp8.runtime import emulated  # noqa: E402
 
 
 @flyc.kernel(known_block_size=[64, 1, 1])

@@ -6,9 +6,9 @@ from fractions import Fraction
 import ml_dtypes
 import numpy as np
 import pytest
-from exact_floats import F16, F32, INFINITE, NAN, f32_value
 
 from aiter_paged_fp8.emulator.math import conversion
+from op_tests.exact_floats import F16, F32, INFINITE, NAN, f32_value
 
 RNG = np.random.default_rng(13)
 ALL_HALVES = np.arange(1 << 16, dtype=np.uint32)

@@ -3,9 +3,9 @@
 from fractions import Fraction
 
 import numpy as np
-from exact_floats import F32, INFINITE, NAN
 
 from aiter_paged_fp8.emulator.math import division, floats, functions
+from op_tests.exact_floats import F32, INFINITE, NAN
 
 RNG = np.random.default_rng(5)
 SIGN, QUIET, DEFAULT_NAN, INFINITY = 0x80000000, 0x00400000, 0xFFC00000, 0x7F800000

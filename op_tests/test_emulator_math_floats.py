@@ -5,9 +5,9 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from exact_floats import F32, INFINITE, NAN, f32_value
 
 from aiter_paged_fp8.emulator.math import floats
+from op_tests.exact_floats import F32, INFINITE, NAN, f32_value
 
 RNG = np.random.default_rng(3)
 SIGN, QUIET, DEFAULT_NAN = 0x80000000, 0x00400000, 0xFFC00000

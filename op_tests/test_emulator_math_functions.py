@@ -5,9 +5,9 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from exact_floats import F32, f32_bits, f32_value
 
 from aiter_paged_fp8.emulator.math import functions
+from op_tests.exact_floats import F32, f32_bits, f32_value
 
 RNG = np.random.default_rng(17)
 SIGN, NAN, INF, ONE = 0x80000000, 0xFFC00000, 0x7F800000, 0x3F800000

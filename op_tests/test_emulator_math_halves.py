@@ -5,9 +5,9 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from exact_floats import F16, F32, INFINITE, NAN
 
 from aiter_paged_fp8.emulator.math import halves
+from op_tests.exact_floats import F16, F32, INFINITE, NAN
 
 RNG = np.random.default_rng(31)
 SIGN, QUIET, DEFAULT_NAN, INF = 0x8000, 0x0200, 0xFE00, 0x7C00

@@ -5,10 +5,10 @@ from fractions import Fraction
 import ml_dtypes
 import numpy as np
 import pytest
-from exact_floats import BF16, E2M1, E2M3, E3M2, E4M3, E5M2, F16, F32, INFINITE, NAN, Format, f32_bits
 
 from aiter_paged_fp8.emulator.math import narrow
 from aiter_paged_fp8.emulator.math.narrow import BF6, BF8, FP4, FP6, FP8, Narrow, Wide
+from op_tests.exact_floats import BF16, E2M1, E2M3, E3M2, E4M3, E5M2, F16, F32, INFINITE, NAN, Format, f32_bits
 
 RNG = np.random.default_rng(23)
 FORMS: dict[str, tuple[Narrow, Format, type]] = {

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from emulator_kernels import Kernel, words
 
 from aiter_paged_fp8.emulator import MemoryFault, ProgramError
+from op_tests.emulator_kernels import Kernel, words
 
 # s4..s7 describe the first argument with the number of bytes that is put in; v1 is the lane's byte offset.
 BUFFER = """
@@ -305,9 +305,8 @@ def test_scalar_loads_read_buffers_and_are_faults_elsewhere():
 
 
 def test_an_unknown_user_register_is_refused_before_anything_runs():
-    from emulator_kernels import isa_text
-
     from aiter_paged_fp8.emulator import Launch, Machine, Memory, Options, Program, load
+    from op_tests.emulator_kernels import isa_text
 
     text = isa_text("s_endpgm", 1).replace("user_sgpr_kernarg_segment_ptr 1", "user_sgpr_queue_ptr 1")
     with pytest.raises(ProgramError, match="queue_ptr"):

@@ -9,7 +9,8 @@ import struct
 import ml_dtypes
 import numpy as np
 import pytest
-from emulator_kernels import Kernel
+
+from op_tests.emulator_kernels import Kernel
 
 M32, M64 = 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF
 RNG = np.random.default_rng(9)

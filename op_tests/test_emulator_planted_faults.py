@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 import ml_dtypes
 import numpy as np
 import pytest
-from emulator_kernels import Kernel
 
 from aiter_paged_fp8.emulator import Checks, MemoryFault
+from op_tests.emulator_kernels import Kernel
 
 WAVES, LANES, TILES, GROUPS, PAGES = 4, 64, 4, 3, 8
 PAGE = 4096
