@@ -21,7 +21,7 @@ from op_tests import (
 )
 
 TABLES = {
-    module.__name__: module.ROWS
+    module.__name__.rpartition(".")[2]: module.ROWS
     for module in (
         test_emulator_isa_compare,
         test_emulator_isa_control,
