@@ -177,3 +177,10 @@ def test_an_unwritten_lane_moved_by_dpp_is_reported_where_it_arrives():
     keep = "\n    s_nop 1\n    s_mov_b64 exec, 0xffff"
     assert reports_of(body_of(written + move.format(0) + keep, set(), {10})) == []
     assert reports_of(body_of(written + move.format(1) + keep, set(), {10}))
+
+
+def test_a_lane_written_alone_is_defined_and_its_neighbours_are_not():
+    """Scalars are spilled to single lanes of a register that nobody has written."""
+    spill = "v_writelane_b32 v20, s6, 3\n    s_nop 4\n    v_readlane_b32 s10, v20, {}"
+    assert reports_of(body_of(spill.format(3), set(), {SCALAR_ID + 10})) == []
+    assert reports_of(body_of(spill.format(4), set(), {SCALAR_ID + 10}))

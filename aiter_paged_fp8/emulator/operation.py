@@ -34,8 +34,8 @@ class Operation:
         Vector rows among ``reads``.
     sinks : frozenset of int
         Vector and scalar ids whose content leaves the wave: addresses, stored data, branch conditions.
-    taint : callable, optional
-        Rule of the undefined-bits check; the default is lane by lane.
+    moves : callable, optional
+        How an exchange or DPP moves a source between lanes; undefined bits move likewise.
     """
 
     __slots__ = (
@@ -43,12 +43,12 @@ class Operation:
         "index",
         "instruction",
         "kind",
+        "moves",
         "passes",
         "reads",
         "regs",
         "run",
         "sinks",
-        "taint",
         "writes",
     )
 
@@ -61,7 +61,7 @@ class Operation:
         reads: Iterable[int] = (),
         writes: Iterable[int] = (),
         sinks: Iterable[int] = (),
-        taint: Callable[..., None] | None = None,
+        moves: Callable[..., Any] | None = None,
         aux: Any = None,
     ) -> None:
         self.instruction = instruction
@@ -72,7 +72,7 @@ class Operation:
         self.writes = frozenset(writes)
         self.regs = self.reads | self.writes
         self.sinks = frozenset(sinks)
-        self.taint = taint
+        self.moves = moves
         self.aux = aux
 
     def __repr__(self) -> str:

@@ -116,7 +116,11 @@ class UndefinedCheck:
         origin = next((undefined[register].origin for register in bad), None)
         if origin is None:
             origin = op.index
-        if rule is not None and not op.instruction.encoding.endswith(("sdwa", "dpp")) and rule(self, group, op, origin):
+        encoding = op.instruction.encoding
+        if encoding.endswith("dpp") and op.moves is not None:
+            self._dpp(group, op, bad, origin)
+            return
+        if rule is not None and not encoding.endswith(("sdwa", "dpp")) and rule(self, group, op, origin):
             return
         self._default(group, op, bad, origin)
 
@@ -147,6 +151,28 @@ class UndefinedCheck:
             None if origin == op.index else origin,
             register=name,
         )
+
+    def _dpp(self, group: Group, op: Operation, bad: list[int], origin: int) -> None:
+        """The first source comes from other lanes; lanes that are not written keep what they hold."""
+        ins, env = op.instruction, self.machine.loaded.environment
+        moved, target = ins.operands[1], ins.operands[0]
+        assert isinstance(target, Register)
+        row = env.row(target)
+        mask = np.broadcast_to(_mask_of(self, group, moved), group.exec.shape)
+        mask, written = op.moves(mask, group.exec)
+        if ins.mnemonic != "v_mov_b32":
+            # The destination counts as read because of the lanes it keeps; only sums in place compute with it.
+            accumulates = ins.mnemonic.startswith(("v_fmac", "v_mac", "v_dot"))
+            skip = env.ids(moved) - env.ids(*ins.operands[2:]) | (
+                set() if accumulates else {row} - env.ids(*ins.operands[2:])
+            )
+            spread = mask != 0
+            for register in bad:
+                if register not in skip:
+                    other = self.full_mask(group, register) != 0
+                    spread = spread | (other[..., None] if register >= SCALAR_ID else other)
+            mask = np.where(spread, ALL, U32(0))
+        self.put(group, row, np.where(written, mask, self.full_mask(group, row)), origin)
 
     def _default(self, group: Group, op: Operation, bad: list[int], origin: int) -> None:
         """Arithmetic: a lane with an undefined bit in a source has an undefined result."""
@@ -324,6 +350,51 @@ def _first_lane(check: UndefinedCheck, group: Group, op: Operation, origin: int)
     return _write(check, group, op, picked[..., None], origin)
 
 
+def _lane_number(group: Group, operand: Operand) -> Any:
+    number = operand.bits32() if isinstance(operand, Constant) else group.s[operand.index]  # type: ignore[union-attr]
+    return np.broadcast_to(np.asarray(number, np.uint32), group.shape)
+
+
+def _read_lane(check: UndefinedCheck, group: Group, op: Operation, origin: int) -> bool:
+    source, lane = op.instruction.operands[1:]
+    if not isinstance(lane, (Register, Constant)):
+        return False
+    mask = np.broadcast_to(_mask_of(check, group, source), group.exec.shape)
+    picked = lanes.read_lane(mask, _lane_number(group, lane))[..., None]
+    return _write(check, group, op, picked | _everywhere(_mask_of(check, group, lane)), origin)
+
+
+def _write_lane(check: UndefinedCheck, group: Group, op: Operation, origin: int) -> bool:
+    target, value, lane = op.instruction.operands
+    if not isinstance(lane, (Register, Constant)):
+        return False
+    old = np.broadcast_to(_mask_of(check, group, target), group.exec.shape)
+    mask = lanes.write_lane(old, _lane_number(group, lane), _mask_of(check, group, value)[..., 0])
+    mask = mask | _everywhere(_mask_of(check, group, lane))
+    # EXEC is ignored.
+    row = check.machine.loaded.environment.row(target)  # type: ignore[arg-type]
+    if mask.any():
+        group.undefined[row] = Unwritten(mask, origin)
+    else:
+        group.undefined.pop(row, None)
+    return True
+
+
+def _exchange(check: UndefinedCheck, group: Group, op: Operation, origin: int) -> bool:
+    """Exchanges through LDS: undefined bits go where their lane goes; an undefined address taints what it may reach."""
+    *addresses, data = op.instruction.operands[1:]
+    mask = np.broadcast_to(_mask_of(check, group, data), group.exec.shape)
+    assert op.moves is not None
+    moved = op.moves(group.exec, *[_value_of(check, group, operand) for operand in addresses], mask)
+    for operand in addresses:
+        unknown = (_mask_of(check, group, operand) != 0) & group.exec
+        if "bpermute" not in op.instruction.mnemonic:
+            # A lane that pushes may push anywhere.
+            unknown = unknown.any(axis=-1, keepdims=True)
+        moved = moved | _everywhere(unknown)
+    return _write(check, group, op, moved, origin)
+
+
 def _swap(width: int) -> Rule:
     def rule(check: UndefinedCheck, group: Group, op: Operation, origin: int) -> bool:
         env = check.machine.loaded.environment
@@ -408,6 +479,9 @@ RULES: dict[str, Rule] = {
     "v_cvt_pk_fp8_f32": _half_pack,
     "v_cvt_pk_bf8_f32": _half_pack,
     "v_readfirstlane_b32": _first_lane,
+    "v_readlane_b32": _read_lane,
+    "v_writelane_b32": _write_lane,
+    **dict.fromkeys(["ds_bpermute_b32", "ds_permute_b32", "ds_swizzle_b32"], _exchange),
     "v_permlane32_swap_b32": _swap(32),
     "v_permlane16_swap_b32": _swap(16),
     "s_and_b64": _scalar_wide(_and),

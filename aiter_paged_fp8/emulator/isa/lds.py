@@ -270,7 +270,7 @@ def _exchange(ins: Instruction, env: Environment, move: Any, sources: tuple[int,
         value = move(g.exec, *[g.v[k] for k in rows])
         g.machine.issue(g, Pending(op, effect, (value, g.exec)), lgkm=True)
 
-    op = Operation(ins, "lds", run, reads=env.ids(*ins.operands[1:]), writes=env.ids(target))
+    op = Operation(ins, "lds", run, reads=env.ids(*ins.operands[1:]), writes=env.ids(target), moves=move)
     return op
 
 

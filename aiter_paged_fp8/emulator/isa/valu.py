@@ -237,7 +237,6 @@ def valu(
     kind: str = "valu",
     target_is_source: bool = False,
     extra: tuple[Operand, ...] = (),
-    taint: Callable[..., None] | None = None,
     order: tuple[int, ...] | None = None,
 ) -> Operation:
     """Build a vector instruction with one result.
@@ -285,8 +284,9 @@ def valu(
             reads |= env.ids(target)
 
     run: Callable[[Group], None]
+    moves: Any = None
     if control is not None:
-        run = _dpp_run(ins, env, control, getters, function, finish, row, reads, target)
+        run, moves = _dpp_run(ins, env, control, getters, function, finish, row, reads, target)
     elif finish is not None:
         done = finish
 
@@ -312,7 +312,7 @@ def valu(
         def run(g: Group) -> None:
             write(g, function(*[get(g) for get in getters]))
 
-    return Operation(ins, kind, run, reads=reads, writes=env.ids(target), taint=taint)
+    return Operation(ins, kind, run, reads=reads, writes=env.ids(target), moves=moves)
 
 
 def _last_op_sel(ins: Instruction) -> bool:
@@ -330,9 +330,14 @@ def _dpp_run(
     row: int,
     reads: set[int],
     target: Register,
-) -> Callable[[Group], None]:
-    row_mask, bank_mask = ins.integer("row_mask", 0xF), ins.integer("bank_mask", 0xF)
-    bound = "bound_ctrl" in ins.modifiers
+) -> tuple[Callable[[Group], None], Callable[[Any, Any], tuple[Any, Any]]]:
+    fetch = partial(
+        lanes.dpp_fetch,
+        ctrl=control,
+        row_mask=ins.integer("row_mask", 0xF),
+        bank_mask=ins.integer("bank_mask", 0xF),
+        bound_ctrl="bound_ctrl" in ins.modifiers,
+    )
     try:
         lanes.dpp_source(control)
     except ValueError as error:
@@ -340,16 +345,14 @@ def _dpp_run(
     first, rest = getters[0], getters[1:]
 
     def run(g: Group) -> None:
-        operand, write = lanes.dpp_fetch(
-            first(g), g.exec, control, row_mask=row_mask, bank_mask=bank_mask, bound_ctrl=bound
-        )
+        operand, write = fetch(first(g), g.exec)
         value = np.asarray(function(operand, *[get(g) for get in rest]))
         if finish is not None:
             value = finish(value)
         np.copyto(g.v[row], value, where=write)
 
     reads |= env.ids(target)
-    return run
+    return run, fetch
 
 
 def _sdwa_write(ins: Instruction, row: int, write: Callable[[Group, Any], None]) -> Callable[[Group, Any], None]:
