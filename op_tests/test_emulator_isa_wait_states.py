@@ -36,6 +36,7 @@ PAIRS = {
         *("v_cmpx_lt_u32_e64 s[4:5], v0, v1", "v_mfma_f32_16x16x32_fp8_fp8 v[12:15], v[8:9], v[10:11], 0", 4),
     ),
     "register before readlane": ("v_mov_b32_e32 v8, v0", "v_readlane_b32 s4, v8, 3", 1),
+    "register before readfirstlane": ("v_mov_b32_e32 v8, v0", "v_readfirstlane_b32 s4, v8", 1),
     "register before permlane": ("v_mov_b32_e32 v8, v0", "v_permlane16_swap_b32_e32 v8, v9", 2),
     "exponential": ("v_exp_f32_e32 v8, v0", "v_mul_f32_e32 v9, v8, v8", 1),
     "exponential before another one": ("v_exp_f32_e32 v8, v0", "v_rcp_f32_e32 v9, v8", 0),

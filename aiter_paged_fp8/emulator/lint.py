@@ -25,6 +25,11 @@ VCC_IDS = frozenset({SCALAR_ID + VCC_LO, SCALAR_ID + VCC_HI})
 # until a product that takes it as an overlapping, not identical, C may start.
 AFTER_PRODUCT = {2: 5, 4: 8, 8: 12, 16: 20}
 BEFORE_OVERLAPPING_ADDEND = {2: 4, 4: 6, 8: 10, 16: 18}
+# The same of products of f32 operands, which do not run on the XDL unit.
+AFTER_SINGLE_PRODUCT = {2: 4, 4: 6, 8: 10, 16: 18}
+BEFORE_OVERLAPPING_SINGLE_ADDEND = {2: 2, 4: 4, 8: 8, 16: 16}
+# Until a VALU instruction may overwrite an addend that the product still reads.
+BEFORE_ADDEND_IS_OVERWRITTEN = {2: 1, 4: 3, 8: 7, 16: 15}
 LONGEST = max(AFTER_PRODUCT.values())
 # Operand positions that a mask or carry is read at without delay.
 CARRY_WRITERS = (
@@ -139,21 +144,29 @@ class Lint:
 
     def _after_product(self, first: Operation, second: Operation) -> Iterator[Rule]:
         result = first.writes
+        count = passes(first)
+        if second.kind in ("valu", "trans"):
+            kept = frozenset(self.environment.ids(first.instruction.operands[3])) - result
+            if kept & second.writes:
+                wait = BEFORE_ADDEND_IS_OVERWRITTEN[count]
+                yield Rule(wait, "VALU overwrites C of a matrix product that still reads it")
         if not result & second.regs:
             return
-        count = passes(first)
+        single = mfma.parse(first.instruction.mnemonic).a == "f32"
+        after = (AFTER_SINGLE_PRODUCT if single else AFTER_PRODUCT)[count]
+        overlapping = (BEFORE_OVERLAPPING_SINGLE_ADDEND if single else BEFORE_OVERLAPPING_ADDEND)[count]
         if second.kind == "mfma":
             operands = second.instruction.operands
             factors = frozenset(self.environment.ids(*operands[1:3], *operands[4:]))
             addend = frozenset(self.environment.ids(operands[3]))
             if factors & result:
-                yield Rule(AFTER_PRODUCT[count], "a matrix product's result is read as A or B")
+                yield Rule(after, "a matrix product's result is read as A or B")
             if addend & result and addend != result:
-                yield Rule(BEFORE_OVERLAPPING_ADDEND[count], "a matrix product's result overlaps C of the next one")
+                yield Rule(overlapping, "a matrix product's result overlaps C of the next one")
         elif second.kind in ("valu", "trans"):
-            yield Rule(AFTER_PRODUCT[count], "a matrix product's result is read or overwritten by VALU")
+            yield Rule(after, "a matrix product's result is read or overwritten by VALU")
         elif result & second.reads:
-            yield Rule(AFTER_PRODUCT[count], "a matrix product's result is read by a memory instruction")
+            yield Rule(after, "a matrix product's result is read by a memory instruction")
 
     def _after_valu(self, first: Operation, second: Operation) -> Iterator[Rule]:
         vector, scalar = _vector(first.writes), _scalar(first.writes)
@@ -174,8 +187,8 @@ class Lint:
                 yield Rule(5, "VALU writes EXEC before DPP")
         if two.mnemonic.startswith("v_permlane") and vector & second.reads:
             yield Rule(2, "VALU writes a register that v_permlane reads")
-        if two.mnemonic == "v_readlane_b32" and vector & second.reads:
-            yield Rule(1, "VALU writes a register that v_readlane reads")
+        if two.mnemonic in ("v_readlane_b32", "v_readfirstlane_b32") and vector & second.reads:
+            yield Rule(1, "VALU writes a register that v_readlane or v_readfirstlane reads")
         if first.kind == "trans" and second.kind == "valu" and vector & second.reads:
             yield Rule(1, "a transcendental result is read by another VALU instruction")
         if _shifts_result(first) and valu and vector & second.reads:
