@@ -114,7 +114,8 @@ class Machine:
         self.counter = Counter(self.loaded, profile=options.profile)
         self.random = random.Random(options.seed)
         self.trace: dict[tuple[int, int], list[int]] | None = {} if options.trace else None
-        self.late = options.memory != "earliest"
+        # By counter: lgkmcnt, vmcnt.
+        self.late = {True: options.memory in ("latest", "seeded"), False: options.memory != "earliest"}
         self.seeded_memory = options.memory == "seeded"
         # How early either counter's operations take effect: some seeds let LDS operations hurry and DMA lag behind.
         self.haste = {lgkm: self.random.choice((0.0, 0.5, 1.0)) for lgkm in (False, True)}
@@ -312,7 +313,7 @@ class Machine:
         queue.append(pending)
         for register in pending.op.writes:
             group.busy[register] = pending
-        if not self.late:
+        if not self.late[lgkm]:
             pending.effect(group, pending.payload)
             pending.done = True
         elif self.seeded_memory and self.haste[lgkm]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-MemoryMode = Literal["latest", "earliest", "seeded"]
+MemoryMode = Literal["latest", "earliest", "seeded", "latest-vmem"]
 Schedule = Literal["lockstep", "skewed", "skewed-reverse", "seeded"]
 
 
@@ -45,9 +45,10 @@ class Options:
 
     Attributes
     ----------
-    memory : {"latest", "earliest", "seeded"}
+    memory : {"latest", "earliest", "seeded", "latest-vmem"}
         When loads, LDS-DMA and LDS operations take effect: as late as the wait counters allow, at once, or at seeded
-        moments in between.
+        moments in between. "latest-vmem": what vmcnt counts (LDS-DMA among it) late and the rest at once, so that LDS
+        is read before a DMA that nobody has waited for arrives.
     schedule : {"lockstep", "skewed", "skewed-reverse", "seeded"}
         Order of a workgroup's waves: together; each as far as it gets before the next; random.
     seed : int

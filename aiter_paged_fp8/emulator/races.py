@@ -231,7 +231,10 @@ class RaceCheck:
                 lane=lane,
             )
             return
-        missing = "no s_barrier" if old.all_waited and not old.passed else "no s_waitcnt followed by an s_barrier"
+        if old.all_waited and not old.passed:
+            missing = "no s_barrier"
+        else:
+            missing = "no s_waitcnt before the s_barrier" if old.passed else "no s_waitcnt and s_barrier"
         machine.reports.add(
             "race",
             f"{verb} {place} that {past} by wave {other} with {missing} between: workgroup {group_id}, wave {wave}, "
