@@ -1,7 +1,8 @@
 """Speed of the emulator: wave-instructions per second on a kernel shaped like an attention loop, and a small launch.
 
 The kernel is written here: each round stages 16 bytes per lane to LDS by DMA, passes a barrier, reads four 128-bit
-fragments, multiplies them on the matrix unit (about 3 % of its instructions), and runs the softmax mix of max, exp,
+fragments (two that a workgroup's waves share, as they share K, and two of their own, like Q), multiplies them on the
+matrix unit (about 3 % of its instructions), and runs the softmax mix of max, exp,
 fma, packed and conversion instructions on the result. Process time counts, so that neighbours on the machine do not.
 
     python -m benchmarks.bench_emulator
@@ -50,18 +51,19 @@ STAGE = """.LBB0_1:
 	buffer_load_dwordx4 v3, s[4:7], 0 offen lds
 	v_add_u32_e32 v3, 0x2000, v3
 	v_add_u32_e32 v12, s21, v4
+	v_add_u32_e32 v14, s22, v4
 	s_waitcnt vmcnt(0)
 	s_barrier
 	ds_read_b128 v[16:19], v12
 	ds_read_b128 v[20:23], v12 offset:1024
-	ds_read_b128 v[24:27], v12 offset:2048
-	ds_read_b128 v[28:31], v12 offset:3072
+	ds_read_b128 v[24:27], v14
+	ds_read_b128 v[28:31], v12 offset:2048
 	s_waitcnt lgkmcnt(0)
 	s_barrier
 """
 PRODUCT = """	v_mfma_f32_32x32x64_f8f6f4 v[32:47], v[16:23], v[24:31], 0
 	v_mfma_f32_32x32x64_f8f6f4 v[32:47], v[24:31], v[16:23], v[32:47]
-	v_mfma_f32_32x32x64_f8f6f4 v[32:47], v[16:23], v[16:23], v[32:47]
+	v_mfma_f32_32x32x64_f8f6f4 v[32:47], v[16:23], v[24:31], v[32:47]
 	s_nop 15
 	s_nop 3
 """

@@ -91,6 +91,7 @@ def load(program: Program) -> LoadedProgram:
         problems.append((last.line if last else 0, last.text if last else "", "the text ends without s_endpgm"))
     if problems:
         raise UnimplementedInstruction(program.name, problems)
+    importlib.import_module(f"{__package__}.isa.matrix").share_operands(operations)
     loaded = LoadedProgram(program, environment, operations, store_granule=_store_granule(program))
     _loaded[program.digest] = loaded
     return loaded

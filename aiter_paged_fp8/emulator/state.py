@@ -113,11 +113,14 @@ class Group:
         Register id to the outstanding operation that will write it.
     undefined : dict
         Vector row to the bits nobody has written: see ``checks.undefined``.
+    decoded : dict
+        Matrix operands as float32 that the next product reads again: see ``isa.matrix.share_operands``.
     """
 
     __slots__ = (
         "any_active",
         "busy",
+        "decoded",
         "exec",
         "f",
         "full",
@@ -163,6 +166,7 @@ class Group:
         self.busy: dict[int, Pending] = {}
         self.reading: dict[int, Pending] = {}
         self.undefined: dict[int, Any] = {}
+        self.decoded: dict[Any, np.ndarray] = {}
         self.refresh_exec()
 
     def refresh_exec(self) -> None:

@@ -15,7 +15,58 @@ from .operands import Getter, constant32, vector_source, want_register
 FAMILY = "matrix"
 U32 = np.uint32
 # Operands of so many waves, as float32, fit a host core's second-level cache.
-CACHED_WAVES = 32
+CACHED_WAVES = 64
+# Instructions of these classes write no register but what they name, at once.
+IMMEDIATE = ("valu", "trans", "salu", "mfma", "other")
+
+
+class Factor:
+    """An A or B operand: where it stands, and whether its values are those of a neighbouring product.
+
+    Attributes
+    ----------
+    reuse : bool
+        A product before has decoded the same registers and nothing has written them since.
+    keep : bool
+        A product behind will find them unchanged.
+    """
+
+    __slots__ = ("count", "element", "keep", "key", "reuse", "row", "shape")
+
+    def __init__(self, row: int, count: int, shape: mfma.Shape, element: mfma.Element) -> None:
+        self.row, self.count, self.shape, self.element = row, count, shape, element
+        self.key = (row, count, shape, element.name)
+        self.reuse = self.keep = False
+
+    def values(self, registers: np.ndarray) -> np.ndarray:
+        """Matrices ``[workgroups, waves, blocks, M, K]``; of one wave where a workgroup's waves hold the same."""
+        operand = registers[:, :, self.row : self.row + self.count]
+        if self.shape.blocks == 1 and operand.shape[1] > 1 and _alike(operand[:, :, :1]) and _alike(operand):
+            operand = operand[:, :1]
+        return mfma.operand_matrix(operand, self.shape, self.element)
+
+
+def _alike(operand: np.ndarray) -> bool:
+    """Whether all waves of each workgroup hold the same bits, as those of a tile that they share."""
+    same = operand[:, 1:] == operand[:, :1]
+    return int(np.count_nonzero(same)) == same.size
+
+
+def share_operands(operations: list[Operation]) -> None:
+    """Note which products of a straight piece of code read operands that a product before has decoded."""
+    entered = {op.instruction.target for op in operations}
+    known: dict[Any, Factor] = {}
+    for op in operations:
+        if op.index in entered or op.kind not in IMMEDIATE:
+            known.clear()
+        if op.kind == "mfma" and op.aux is not None:
+            for factor in op.aux:
+                before = known.get(factor.key)
+                if before is not None:
+                    factor.reuse = before.keep = True
+                known[factor.key] = factor
+        for key in [key for key in known if not op.writes.isdisjoint(range(key[0], key[0] + key[1]))]:
+            del known[key]
 
 
 def _mnemonics() -> list[str]:
@@ -47,14 +98,23 @@ def _put_block(g: Group, row: int, count: int, value: np.ndarray) -> None:
     g.machine.files.vector[row : row + count, w, h] = shaped
 
 
-def _slices(g: Group) -> list[np.ndarray]:
-    """Views ``[waves, registers, 64]`` of the group's registers, few enough waves at a time for the host's cache."""
-    rect, vector = g.rect, g.machine.files.vector
-    if rect.g1 - rect.g0 < vector.shape[2]:
-        return [vector[:, wave, rect.g0 : rect.g1].swapaxes(0, 1) for wave in range(rect.w0, rect.w1)]
-    flat = vector.reshape(len(vector), -1, LANES).swapaxes(0, 1)
-    first, last = rect.w0 * vector.shape[2], rect.w1 * vector.shape[2]
-    return [flat[start : min(start + CACHED_WAVES, last)] for start in range(first, last, CACHED_WAVES)]
+def _registers(g: Group) -> np.ndarray:
+    """The group's vector registers, workgroups first: a view ``[workgroups, waves, registers, 64]``."""
+    w, h = g.rect.slices
+    return g.machine.files.vector[:, w, h].transpose(2, 1, 0, 3)
+
+
+def _products(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """``[workgroups, waves, blocks, M, N]`` of A's rows and B's columns; one wave where both sides have one."""
+    (groups, waves, _, rows, depth), columns = a.shape, b.shape[1]
+    if waves > 1 and columns == 1:
+        # All waves of a workgroup multiply by the same matrix: one product of many rows runs twice as fast.
+        product = np.matmul(a.reshape(groups, waves * rows, depth), b[:, 0, 0].swapaxes(-1, -2))
+        return product.reshape(groups, waves, 1, rows, rows)
+    if columns > 1 and waves == 1:
+        product = np.matmul(a[:, 0, 0], b.reshape(groups, columns * rows, depth).swapaxes(-1, -2))
+        return product.reshape(groups, rows, columns, rows).swapaxes(1, 2)[:, :, None]
+    return np.matmul(a, b.swapaxes(-1, -2))
 
 
 def _addend(env: Environment, operand: Operand, count: int) -> Any:
@@ -114,31 +174,45 @@ def matrix(ins: Instruction, env: Environment) -> Operation:
     shared = ins.operands[3]
     constant = constant32(shared, "f32") if isinstance(shared, Constant) else None
     addend_row = None if isinstance(shared, Constant) else env.row(want_register(shared, "va", result_count))
-    a_element, b_element = mfma.ELEMENTS[a_type], mfma.ELEMENTS[b_type]
+    first = Factor(a_row, a_count, shape, mfma.ELEMENTS[a_type])
+    second = Factor(b_row, b_count, shape, mfma.ELEMENTS[b_type])
     direct = parsed.result == "f32" and not (cbsz or blgp)
 
     def run(g: Group) -> None:
         if direct and (not scaled or all(_unit(get(g), pick) for get, pick in zip(scales, picks, strict=True))):
             # The hot path: every operand is copied once, and the sum goes straight to the registers.
-            for registers in _slices(g):
-                left = mfma.operand_matrix(registers[:, a_row : a_row + a_count], shape, a_element)
-                right = mfma.operand_matrix(registers[:, b_row : b_row + b_count], shape, b_element)
-                product = mfma.product_view(np.matmul(left, right.swapaxes(-1, -2)), shape)
-                c: Any = constant
-                if addend_row is not None:
-                    c = mfma.result_view(registers[:, addend_row : addend_row + result_count], shape).view(np.float32)
-                target_view = mfma.result_view(registers[:, row : row + result_count], shape).view(np.float32)
-                np.add(product, c, out=target_view)
+            decoded, registers = g.decoded, _registers(g)
+            left = decoded.get(first.key) if first.reuse else None
+            if left is None:
+                left = first.values(registers)
+            right = decoded.get(second.key) if second.reuse else None
+            if right is None:
+                right = second.values(registers)
+            target_view = mfma.result_view(registers[:, :, row : row + result_count], shape).view(np.float32)
+            c: Any = constant
+            if addend_row is not None:
+                c = registers[:, :, addend_row : addend_row + result_count]
+                c = mfma.result_view(c, shape).view(np.float32)
+            step = max(1, CACHED_WAVES // g.shape[0])
+            for start in range(0, g.shape[1], step):
+                part = slice(start, start + step)
+                product = mfma.product_view(_products(left[part], right[part]), shape)
+                np.add(product, c if addend_row is None else c[part], out=target_view[part])
+            for factor, values in ((first, left), (second, right)):
+                if factor.keep or factor.reuse:
+                    decoded[factor.key] = values
             return
+        for factor in (first, second):
+            g.decoded.pop(factor.key, None)
         a, b = _block(g, a_row, a_count), _block(g, b_row, b_count)
         if scaled:
-            factors = [np.broadcast_to(get(g), (*g.shape, LANES)).reshape(g.waves, LANES) for get in scales]
+            by_lane = [np.broadcast_to(get(g), (*g.shape, LANES)).reshape(g.waves, LANES) for get in scales]
             value = mfma.mfma_scale(
                 a,
                 b,
                 addend(g),
-                factors[0],
-                factors[1],
+                by_lane[0],
+                by_lane[1],
                 shape=shape,
                 a_type=a_type,
                 b_type=b_type,
@@ -151,4 +225,5 @@ def matrix(ins: Instruction, env: Environment) -> Operation:
             value = mfma.mfma(a, b, addend(g), shape=shape, a_type=a_type, b_type=b_type)
         _put_block(g, row, result_count, value)
 
-    return Operation(ins, "mfma", run, reads=env.ids(*ins.operands[1:]), writes=env.ids(target))
+    factors = (first, second)
+    return Operation(ins, "mfma", run, reads=env.ids(*ins.operands[1:]), writes=env.ids(target), aux=factors)
