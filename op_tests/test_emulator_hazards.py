@@ -298,3 +298,15 @@ def test_missing_wait_states_are_reported_from_the_text_alone(name):
         body = UNDEFINED.body.replace("v_add_u32_e32 v3, 1, v2", piece)
         found = load(Program.parse(isa_text(body, 1))).wait_states()
         assert len(found) == (states < enough), [report.message for report in found]
+
+
+def test_a_read_that_is_as_late_as_its_dma_hides_the_missing_wait_and_an_early_one_shows_it():
+    last = "s_waitcnt vmcnt(0) ; last\n    s_barrier ; third\n    ds_read_b32 v6, v5 offset:1024\n"
+    kernel = DMA_COPY.mutated(last, "s_barrier\n    ds_read_b32 v6, v5 offset:1024\n    s_waitcnt vmcnt(0)\n")
+    for memory, right in (("earliest", True), ("latest", True), ("latest-vmem", False)):
+        source, target = copy_inputs()
+        kernel.run(source, target, memory=memory)
+        assert np.array_equal(target, expected(source)) == right, memory
+    source, target = copy_inputs()
+    assert DMA_COPY.run(source, target, memory="latest-vmem").reports == []
+    np.testing.assert_array_equal(target, expected(source))
