@@ -30,14 +30,18 @@ def ieee(env: Environment) -> bool:
     return bool(env.program.metadata.directives.get("ieee_mode", 1))
 
 
+def holds_nan(values: Array) -> bool:
+    """Whether any element is a NaN: their squares' sum is one then alone, and costs a third of a maximum."""
+    total = np.vdot(values, values)
+    return bool(total != total)
+
+
 def quick(operate: np.ufunc, exact: Callable[..., Array]) -> Callable[..., Array]:
     """An f32 operation by the host's own, whose result is right unless it holds a NaN; then by ``exact``."""
 
     def compute(a: Array, b: Array) -> Array:
         result = operate(a.view(np.float32), b.view(np.float32))
-        # The maximum is a NaN where any element is.
-        highest = np.maximum.reduce(result, axis=None)
-        return result.view(U32) if highest == highest else exact(a, b)
+        return exact(a, b) if holds_nan(result) else result.view(U32)
 
     return compute
 
@@ -57,8 +61,7 @@ def quick_extreme(pick: np.ufunc, exact: Callable[..., Array]) -> Callable[..., 
         result = pick(first, rest[0])
         for operand in rest[1:]:
             result = pick(result, operand)
-        highest = np.maximum.reduce(result, axis=None)
-        if highest == highest and np.count_nonzero(result) == result.size:
+        if not holds_nan(result) and np.count_nonzero(result) == result.size:
             return result.view(U32)
         return exact(*operands)
 
@@ -67,7 +70,7 @@ def quick_extreme(pick: np.ufunc, exact: Callable[..., Array]) -> Callable[..., 
 
 # Of a double's bits, those that rounding to float drops, and their pattern halfway between two floats.
 DROPPED, HALFWAY = np.uint64((1 << 29) - 1), np.uint64(1 << 28)
-TINY = np.float64(2.0**-126)
+TINY = np.float32(2.0**-126)
 
 
 def quick_fma(a: Array, b: Array, c: Array) -> Array:
@@ -77,21 +80,27 @@ def quick_fma(a: Array, b: Array, c: Array) -> Array:
     floats, or the result is subnormal, where halves lie elsewhere; those cases and NaNs go to the exact function.
     """
     product = np.multiply(a.view(np.float32), b.view(np.float32), dtype=np.float64)
-    total = np.asarray(np.add(product, c.view(np.float32), dtype=np.float64))
+    addend = c.view(np.float32).astype(np.float64)
+    total = np.asarray(product + addend)
     result = total.astype(np.float32)
-    size = np.abs(total)
-    lowest = np.minimum.reduce(size, axis=None)
-    if lowest < TINY:
-        if ((size < TINY) & (size > 0)).any():
+    lowest = np.minimum.reduce(np.abs(result), axis=None)
+    # Also what has been rounded up to the smallest normal number.
+    if lowest <= TINY:
+        size = np.abs(total)
+        if np.count_nonzero((size <= TINY) & (size > 0)):
             return floats.fma_f32(a, b, c)
-    elif lowest != lowest:
+        lowest = np.minimum.reduce(size, axis=None)
+    if lowest != lowest:
         return floats.fma_f32(a, b, c)
-    halfway = (total.view(np.uint64) & DROPPED) == HALFWAY
-    if halfway.any():
+    apart = total.view(np.uint64) & DROPPED
+    apart ^= HALFWAY
+    if np.count_nonzero(apart) != apart.size:
+        halfway = apart == 0
         # What the sum in double left out, exactly: only then does a tie break the wrong way.
         rest = total - product
-        error = (product - (total - rest)) + (c.view(np.float32) - rest)
-        if (halfway & (error != 0)).any():
+        error = product - (total - rest)
+        error += addend - rest
+        if np.count_nonzero(error) and np.count_nonzero(halfway & (error != 0)):
             return floats.fma_f32(a, b, c)
     return result.view(U32)
 

@@ -87,8 +87,9 @@ def v_cvt_pk_narrow_f32(ins: Instruction, env: Environment) -> Operation:
     clamps, mode = overflow_clamps(env), denormals(env)
 
     def run(g: Group) -> None:
-        x, y = np.broadcast_arrays(a(g), b(g))
-        value = narrow.cvt_pk_narrow_f32(x, y, g.v[row], form=form, word=word, overflow_clamps=clamps(g), denorm=mode)
+        value = narrow.cvt_pk_narrow_f32(
+            a(g), b(g), g.v[row], form=form, word=word, overflow_clamps=clamps(g), denorm=mode
+        )
         write_vector(g, row, value)
 
     return Operation(ins, "valu", run, reads=env.ids(*ins.operands), writes=env.ids(target))

@@ -37,7 +37,7 @@ def _output(wide: F64, value: U32) -> U32:
     result = as_bits(wide.astype(np.float32))
     magnitude = result & MAGNITUDE
     # Zeros wrap around: one comparison for all that needs a second look.
-    if ((magnitude - SMALLEST_NORMAL) > INFINITY - SMALLEST_NORMAL).any():
+    if np.count_nonzero((magnitude - SMALLEST_NORMAL) > INFINITY - SMALLEST_NORMAL):
         result = settle_nan(flush(result), np.asarray(value))
     return result
 

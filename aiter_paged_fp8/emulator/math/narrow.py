@@ -158,9 +158,13 @@ def encode(value: U32, form: Narrow, *, overflow_clamps: bool = False) -> NDArra
         infinity (bf8). fp6, bf6 and fp4 always clamp.
     """
     value = np.asarray(value)
-    rest = ((value & _REST) + _REST) >> _REST_BITS
-    collapsed = ((value >> _REST_BITS) << np.uint32(1)) | rest
-    return np.take(_encode_table(form, overflow_clamps), collapsed)
+    rest = value & _REST
+    rest += _REST
+    rest >>= _REST_BITS
+    collapsed = value >> _REST_BITS
+    collapsed <<= np.uint32(1)
+    collapsed |= rest
+    return _encode_table(form, overflow_clamps).take(collapsed)
 
 
 def _insert(old: U32, new: U32, shift: int, width: int) -> U32:
@@ -179,7 +183,15 @@ def cvt_pk_narrow_f32(
     """V_CVT_PK_FP8_F32 and V_CVT_PK_BF8_F32: two values into half `word` (op_sel[3]) of the destination."""
     if not denorm & 1:
         s0, s1 = flush(s0), flush(s1)
-    return _insert(old, _encode_pair(s0, s1, form, overflow_clamps), 16 * word, 16)
+    shape = np.broadcast(s0, s1, old).shape
+    pairs = np.empty((*shape, 2), np.uint32)
+    pairs[..., 0] = s0
+    pairs[..., 1] = s1
+    codes = encode(pairs, form, overflow_clamps=overflow_clamps).view(np.uint16)
+    result = np.empty((*shape, 1), np.uint32)
+    result[..., 0] = old
+    result.view(np.uint16)[..., word] = codes[..., 0]
+    return result[..., 0]
 
 
 def cvt_f32_narrow(source: U32, *, form: Narrow, byte: int = 0) -> U32:
