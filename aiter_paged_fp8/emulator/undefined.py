@@ -157,6 +157,7 @@ class UndefinedCheck:
         ins, env = op.instruction, self.machine.loaded.environment
         moved, target = ins.operands[1], ins.operands[0]
         assert isinstance(target, Register)
+        assert op.moves is not None
         row = env.row(target)
         mask = np.broadcast_to(_mask_of(self, group, moved), group.exec.shape)
         mask, written = op.moves(mask, group.exec)
