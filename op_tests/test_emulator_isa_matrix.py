@@ -6,6 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from op_tests.emulator_kernels import Kernel
 from op_tests.emulator_text import LANES, PREFILL, run_text
 
 CASES = 2
@@ -360,3 +361,26 @@ def test_integers_wrap_and_floats_carry_nan_and_infinity():
     assert all((word == 0x7F800000).all() for word in d)
     d = multiply("v_mfma_f32_16x16x32_bf8_bf8", 16, 1, a, b, np.full_like(c, 0xFF800000))
     assert all(np.isnan(word.view(np.float32)).all() for word in d)
+
+
+def test_neighbouring_products_see_an_operand_that_is_written_between_them():
+    product = "v_mfma_f32_16x16x32_fp8_fp8 v[{}:{}], v[8:9], v[10:11], 0\n    s_nop 15\n"
+    lines = "".join(f"    global_store_dword v1, v{20 + k}, s[6:7] offset:{256 * k}\n" for k in range(12))
+    body = f"""
+    s_load_dwordx4 s[4:7], s[0:1], 0x0
+    v_lshlrev_b32_e32 v1, 2, v0
+    v_mov_b32_e32 v8, 0x38383838
+    v_mov_b32_e32 v9, 0x38383838
+    v_mov_b32_e32 v10, 0x38383838
+    v_mov_b32_e32 v11, 0x38383838
+    s_nop 15
+    {product.format(20, 23)}    {product.format(24, 27)}    v_mov_b32_e32 v8, 0
+    s_nop 15
+    {product.format(28, 31)}    s_waitcnt lgkmcnt(0)
+{lines}    s_endpgm
+    """
+    target = np.zeros((3, 4, 64), np.float32)
+    Kernel(body).run(np.zeros(4, np.float32), target)
+    # Ones times ones along 32 k; then one of each lane's two dwords of A is 0.
+    assert (target[:2] == 32).all()
+    assert (target[2] == 16).all()
