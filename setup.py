@@ -27,7 +27,8 @@ setup(
     packages=find_packages(include=["aiter_paged_fp8", "aiter_paged_fp8.*"]),
     package_data={"aiter_paged_fp8": ["py.typed"]},
     # 2.4 is the first torch whose CPU build converts, views and gathers float8 as the fallback needs it.
-    install_requires=["torch>=2.4", "numpy>=1.26"],
+    # threadpoolctl: the emulator multiplies many small matrices, which a BLAS with two threads does three times slower.
+    install_requires=["torch>=2.4", "numpy>=1.26", "threadpoolctl>=3.1"],
     extras_require={
         # Without FlyDSL every call runs through the dense fallback.
         "native": ["flydsl>=0.4.1"],

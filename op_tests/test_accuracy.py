@@ -295,14 +295,15 @@ def with_nan(layout: str, page: int, which: str, causal: bool) -> tuple[Built, t
     out_nan = torch.zeros(built.out.shape, dtype=torch.bool)
     lse_nan = torch.zeros(built.lse.shape, dtype=torch.bool)
     # Request 0: on the diagonal, at the edge of a tile of 16, 32 and 48, seen by the last row only; request 1: seen by
-    # all rows. Request 2 stays clean. Tokens at one index of different heads and dims.
+    # all rows. Request 2 stays clean. Each sign of NaN has its layouts.
+    nan_byte = NAN_BYTE | 0x80 if page in (1, 64) else NAN_BYTE
     for request, index, kv_head, element in [(0, 47, 1, 5), (0, 48, 0, 17), (0, 59, 2, 0), (1, 31, 1, 100)]:
         # Head dim elements of a token in order: K of the vectorized layout has them as [D/16, 16].
         row = token(built, which, request, index)[kv_head]
         if row.dim() == 2:
-            row[element // 16, element % 16] = NAN_BYTE
+            row[element // 16, element % 16] = nan_byte
         else:
-            row[element] = NAN_BYTE
+            row[element] = nan_byte
         for i in range(q_lens[request]):
             if causal and index > i + kv_lens[request] - q_lens[request]:
                 continue
