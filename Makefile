@@ -40,6 +40,7 @@ format: $(VENV)/.ready
 bench: $(VENV)/.ready
 	$(PY) -m benchmarks.bench_fallback
 	$(PY) -m benchmarks.bench_overhead
+	$(PY) -m benchmarks.bench_emulator
 
 wheel: $(VENV)/.ready
 	$(PY) -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .

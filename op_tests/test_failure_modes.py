@@ -477,7 +477,8 @@ def capture(executor: str, call: Callable[[Any], None]) -> Callable[[], None]:
 @pytest.mark.parametrize("executor", cases.CAPTURING)
 def test_wrong_stream_or_stale_replay(executor: str, strided: bool) -> None:
     # The recorded call must read lengths, ids, descales and q at replay, and write then too.
-    built = build(Case([6, 3], [100, 70], table="block"))
+    # Tails are finite here: in the changed order of pages they are tokens like others.
+    built = build(Case([6, 3], [100, 70], table="block", tail_byte=0x34))
     if strided:  # its copy must be recorded as well
         q = torch.empty(built.q.shape[0], built.q.shape[1], 2, built.q.shape[2], dtype=torch.uint8).view(E4M3)[:, :, 0]
         built = replace(built, args=(q.copy_(built.q), *built.args[1:]))

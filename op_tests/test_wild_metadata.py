@@ -8,6 +8,7 @@ value.
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
@@ -228,9 +229,9 @@ class Call:
     def untouched(self) -> bool:
         return all(bool((whole.view(torch.uint8) == 0xA5).all()) for whole in (self.out_whole, self.lse_whole))
 
-    def run(self, executor: str, wild: Wild | None = None, check: bool = False) -> None:
-        """Call the public function with this metadata (or another one's) into poisoned outputs."""
-        wild = wild or self.wild
+    def run(self, executor: str, check: bool = False, **descales: float) -> None:
+        """Call the public function with this metadata (and other descales) into poisoned outputs."""
+        wild = self.wild
         kwargs: dict[str, Any]
         if wild.rows is not None:
             columns = len(wild.rows[0]) if wild.rows else -(-wild.max_seqlen_k // wild.page)
@@ -243,6 +244,7 @@ class Call:
                 kwargs["kv_last_page_lens"] = torch.tensor(wild.lasts, dtype=INT32)
         kwargs = {name: at_end_of_memory(value) for name, value in kwargs.items()}
         cu = at_end_of_memory(torch.tensor(wild.cu, dtype=INT32))
+        scales = {"q_descale": Q_DESCALE, "k_descale": K_DESCALE, "v_descale": V_DESCALE, **descales}
         self.poison()
         with use_options(executor=executor, check_metadata=check), record() as calls:
             flydsl_flash_attn_paged_prefill_func(
@@ -253,9 +255,7 @@ class Call:
                 wild.max_seqlen_q,
                 wild.max_seqlen_k,
                 **kwargs,
-                q_descale=torch.tensor([Q_DESCALE]),
-                k_descale=torch.tensor([K_DESCALE]),
-                v_descale=torch.tensor([V_DESCALE]),
+                **{name: torch.tensor([value]) for name, value in scales.items()},
                 causal=wild.causal,
                 out=self.out,
                 return_lse=True,
@@ -478,6 +478,15 @@ def test_check_metadata_names_the_offence(executor: str, what: str) -> None:
     with pytest.raises(ValueError) as refused:
         call.run(executor, check=True)
     assert str(refused.value).startswith(beginning)
+    assert call.untouched(), "a refused call wrote"
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("name", ["q_descale", "k_descale", "v_descale"])
+def test_check_metadata_names_a_descale_that_is_no_number(executor: str, name: str, value: float) -> None:
+    call = Call(VALID, PATHS[executor])
+    with pytest.raises(ValueError, match=rf"^{name}: got {value} at position 0\b"):
+        call.run(executor, check=True, **{name: value})
     assert call.untouched(), "a refused call wrote"
 
 
