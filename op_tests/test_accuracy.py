@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -317,3 +318,11 @@ def with_nan(layout: str, page: int, which: str, causal: bool) -> tuple[Built, t
     assert out_nan.any()
     assert not out_nan.all()
     return built, out_nan, lse_nan
+
+
+def test_tiny_descales_and_a_huge_softmax_scale_give_ordinary_scores(executor: str) -> None:
+    ordinary = Case((3, 2), (40, 9), descales=(1.0, 1.0, 1.0), softmax_scale=1e-2, seed=fresh_seed())
+    extreme = replace(ordinary, descales=(1e-20, 1e-20, 1.0), softmax_scale=1e38)
+    (out, lse), (same_out, same_lse) = run(build(ordinary), executor), run(build(extreme), executor)
+    assert torch.allclose(out.float(), same_out.float(), rtol=2**-7, atol=1e-5)
+    assert torch.allclose(lse, same_lse, rtol=1e-5, atol=1e-5)

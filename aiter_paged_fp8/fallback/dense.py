@@ -161,8 +161,9 @@ class _Work:
         self.request, self.out, self.lse, self.tiling = request, out, lse, tiling
         self.group = request.q.shape[1] // cache.kv_heads
         # Base 2 throughout: exp2 of (score * log2 e) is exp of the score, and costs one multiplication of q instead
-        # of one of the scores.
-        self.q_scale = (scales.q.reshape(()) * scales.k.reshape(())) * (scales.softmax * LOG2_E * FP8_SCALE**2)
+        # of one of the scores. In float64, since the product of two tiny descales and a huge scale may be any number.
+        product = scales.q.reshape(()).double() * scales.k.reshape(()).double()
+        self.q_scale = (product * (scales.softmax * LOG2_E * FP8_SCALE**2)).float()
         self.v_scale = scales.v.reshape(()) * FP8_SCALE
         keys = max(tiling.keys, tiling.most_keys)
         self.heads = max(1, min(cache.kv_heads, tiling.state // (keys * max(cache.head_dim, cache.head_dim_v))))
