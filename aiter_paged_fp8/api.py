@@ -12,6 +12,7 @@ from .fallback import providers
 from .options import Call, Options, current_calls, current_options
 from .planner import Code, Plan, decide, log_once
 from .request import E4M3, Request, check_metadata, describe, describe_positional
+from .runtime import native
 
 __all__ = [
     "Support",
@@ -148,8 +149,10 @@ def _run(request: Request, chosen: Plan, options: Options) -> Result:
     """Carry out a plan."""
     log_once(chosen)
     calls = current_calls()
+    call = None
     if calls is not None:
-        calls.append(Call(chosen))
+        call = Call(chosen)
+        calls.append(call)
     if chosen.path is None:
         if options.executor != "auto":
             raise RuntimeError(f"executor {options.executor} was asked for and can't serve this call: {chosen.reason}")
@@ -167,7 +170,10 @@ def _run(request: Request, chosen: Plan, options: Options) -> Result:
             if result is not None and result.is_cuda:
                 result.record_stream(request.stream)
     if out.numel():
-        providers.by_name(chosen.executor).run(request, out, lse)
+        if chosen.path == "paged":
+            native.run(request, out, lse, chosen.executor or "", options, None if call is None else call.launches)
+        else:
+            providers.by_name(chosen.executor).run(request, out, lse)
     return out if lse is None else (out, lse)
 
 
@@ -226,7 +232,11 @@ def flydsl_flash_attn_paged_prefill_preload(*args: Any, arch: str | None = None,
     Plan
         Where the call will go. Parameters and errors are those of `plan`.
     """
-    return plan(*args, arch=arch, **kwargs)
+    request, options = describe(*args, **kwargs), current_options()
+    chosen = decide(request, options, arch)
+    if chosen.path == "paged":
+        native.preload(request, chosen.executor or "", options)
+    return chosen
 
 
 def flydsl_flash_attn_batch_prefill_func(

@@ -127,10 +127,10 @@ def use_executor(name: str) -> Iterator[Options]:
         yield options
 
 
-@dataclass(frozen=True)
+@dataclass
 class Launch:
     """One kernel launch: its name, whether it was compiled for this call, and the instructions executed where
-    emulated."""
+    emulated (on a stream or in a graph: None until it has run, then of all its runs)."""
 
     kernel: str
     compiled: bool

@@ -39,6 +39,7 @@ NAMES: tuple[tuple[str, str, tuple[str, ...] | None, str], ...] = (
     ("flydsl.compiler.jit_argument", "TorchTensorJitArg", None, "tensors behind arguments"),
     ("flydsl.compiler.jit_argument", "DLTensorJitArg", None, "tensors behind arguments"),
     ("flydsl.compiler.jit_argument", "PointerJitArg", None, "bare pointers among arguments"),
+    ("flydsl.compiler.jit_function", "CompiledFunction.__call__", ("self",), "checking the target of compiled kernels"),
     ("flydsl.expr.struct", "is_struct_type", None, "tensors inside struct arguments"),
     ("flydsl.expr.struct", "_runtime_fields", None, "tensors inside struct arguments"),
 )
@@ -134,10 +135,10 @@ def receiving(receiver: Receiver) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def target_environment() -> Iterator[None]:
+def target_environment(more: dict[str, str] | None = None) -> Iterator[None]:
     """Compile for gfx950: FlyDSL reads its target from process-wide variables, so this excludes other threads."""
     with _lock:
-        wanted = {"FLYDSL_GPU_ARCH": ARCHITECTURE, "ARCH": ARCHITECTURE}
+        wanted = {"FLYDSL_GPU_ARCH": ARCHITECTURE, "ARCH": ARCHITECTURE, **(more or {})}
         if "ROCM_PATH" not in os.environ:
             # MLIR looks for a linker there at the latest; ISA text needs none.
             wanted["ROCM_PATH"] = os.devnull
@@ -151,6 +152,47 @@ def target_environment() -> Iterator[None]:
                     os.environ.pop(name, None)
                 else:
                     os.environ[name] = value
+
+
+class _CompileOnly(Receiver):
+    """Makes what is compiled ISA text; nothing is launched."""
+
+    launching = False
+
+    def __init__(self, cache_dir: Path | None) -> None:
+        self.cache_dir = cache_dir
+
+
+@contextlib.contextmanager
+def compiling(*, emulated: bool, cache_dir: Path) -> Iterator[None]:
+    """Compile for gfx950: ISA text for the emulator, or code objects for hardware, each in a cache of its own.
+
+    Parameters
+    ----------
+    emulated : bool
+    cache_dir : path
+        Parent of both caches.
+    """
+    if emulated:
+        with receiving(_CompileOnly(cache_dir / "emulator")):
+            yield
+        return
+    with target_environment({"FLYDSL_RUNTIME_CACHE_DIR": str(cache_dir / "hardware")}):
+        yield
+
+
+def check_target(compiled: Any) -> None:
+    """Make sure that a compiled function holds code for gfx950: the target comes from process-wide variables."""
+    text = compiled._keepalive._ir_text
+    if ARCHITECTURE not in text:
+        raise FlyDSLChanged(f"FlyDSL compiled a kernel for another target than {ARCHITECTURE}")
+
+
+def stream(raw: Any) -> Any:
+    """A stream argument of a launcher."""
+    import flydsl.expr as fx
+
+    return fx.Stream(raw)
 
 
 def holds_isa(artifact: Any) -> bool:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,16 @@ def _owner_alive(alias: Any) -> Callable[[], bool] | None:
     return alive
 
 
+@dataclass(frozen=True)
+class _Reachable:
+    """What `EmulatorSession.reaching` was given."""
+
+    inputs: Mapping[str, Any] = field(default_factory=dict)
+    results: Mapping[str, Any] = field(default_factory=dict)
+    held: tuple[Any, ...] = ()
+    ran: Callable[[Result], None] | None = None
+
+
 class EmulatorSession(flydsl_private.Receiver):
     """Runs FlyDSL launches of its thread on the emulator.
 
@@ -68,6 +79,7 @@ class EmulatorSession(flydsl_private.Receiver):
         self.launching = True
         self._read_only: set[int] = set()
         self._arguments: list[tuple[str, Any]] = []
+        self._reachable: _Reachable = _Reachable()
         self._error: BaseException | None = None
 
     def register(self, tensor: Any, name: str = "tensor", *, writable: bool = True) -> Region:
@@ -86,6 +98,32 @@ class EmulatorSession(flydsl_private.Receiver):
             yield
         finally:
             self.launching = True
+
+    @contextlib.contextmanager
+    def reaching(
+        self,
+        inputs: Mapping[str, Any],
+        results: Mapping[str, Any],
+        *,
+        held: Sequence[Any] = (),
+        ran: Callable[[Result], None] | None = None,
+    ) -> Iterator[None]:
+        """Make tensors legal to access in the launches of a block, for kernels that take bare addresses.
+
+        Parameters
+        ----------
+        inputs, results : mapping of str to tensor
+            Only to be read, and to be written as well.
+        held : sequence of tensor
+            Those among them that nobody else owns, kept until the launch has run.
+        ran : callable, optional
+            Called with the result of each launch once it has run, which on a stream is later.
+        """
+        before, self._reachable = self._reachable, _Reachable(inputs, results, tuple(held), ran)
+        try:
+            yield
+        finally:
+            self._reachable = before
 
     # -- what FlyDSL's host code calls --------------------------------------------------------------------------
 
@@ -118,14 +156,18 @@ class EmulatorSession(flydsl_private.Receiver):
         loaded = load_text(isa, kernel)
         memory = Memory()
         memory.regions.extend(self.memory.regions)
-        for name, tensor in self._arguments:
+        reachable = self._reachable
+        legal = [(name, tensor, tensor.data_ptr() not in self._read_only) for name, tensor in self._arguments]
+        legal += [(name, tensor, False) for name, tensor in reachable.inputs.items()]
+        legal += [(name, tensor, True) for name, tensor in reachable.results.items()]
+        for name, tensor, writable in legal:
             address = tensor.data_ptr()
             # The alias keeps the bytes in place; whether the caller still holds them is asked when the kernel runs.
             region = memory.register(
                 name,
                 address,
                 tensor_extent(tensor),
-                writable=address not in self._read_only,
+                writable=writable,
                 keepalive=tensor.detach() if hasattr(tensor, "detach") else tensor,
             )
             if current() is not None:
@@ -140,10 +182,13 @@ class EmulatorSession(flydsl_private.Receiver):
 
         def run() -> None:
             try:
-                self.launches.append(Machine(where, memory, self.options).run())
+                result = Machine(where, memory, self.options).run()
             except HazardError as error:
                 self.launches.append(error.details["result"])
                 raise
+            self.launches.append(result)
+            if reachable.ran is not None:
+                reachable.ran(result)
 
         submit(Work(kernel, run, memory))
 

@@ -1,0 +1,254 @@
+"""Native calls: which kernel a request needs, what it is run with, and its launch on a GPU or on the emulator."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+
+from ..kernels.fmha_gfx950 import traits as numbers
+from ..kernels.fmha_gfx950.traits import Traits
+from ..options import Launch, Options
+from ..page_table import BlockTable
+from ..request import Request
+from . import executors, flydsl_private
+from .queues import EmulatorQueue, Queue, StreamQueue
+
+#: Why the kernel's code is what it is: a compile option that changes it is part of the key of compiled kernels.
+COMPILE_OPTIONS: dict[str, Any] = {
+    # The vectoriser would pair float32 operations into packed ones, which gfx950 may execute wrongly beside MFMAs.
+    "llvm_options": {"vectorize-slp": False},
+}
+
+
+def specialise(request: Request) -> Traits:
+    """What a request's kernel is compiled for."""
+    cache = request.cache
+    return Traits(
+        layout=cache.name,
+        page=cache.page,
+        head_dim=cache.head_dim,
+        head_dim_v=cache.head_dim_v,
+        table="block" if isinstance(request.table, BlockTable) else "csr",
+        lse=request.return_lse,
+    )
+
+
+#: Bytes of a buffer that 32-bit offsets reach, with room for one access beyond.
+REACH = 2**31 - 16
+
+
+def check_reach(request: Request) -> None:
+    """Refuse what the kernel's addressing can't reach.
+
+    Raises
+    ------
+    NotImplementedError
+        Naming the argument and the limit; nothing has been launched then.
+    """
+    cache, table = request.cache, request.table
+    total_q, heads, _ = request.q.shape
+    rows = numbers.Traits.waves * numbers.STRIP
+    group = heads // cache.kv_heads
+    if group > rows:
+        _refuse("q", f"{group} query heads a KV head", f"at most {rows}")
+    # A workgroup's rows lie within one buffer: its positions times all heads.
+    widest = rows // group * heads * max(cache.head_dim, cache.head_dim_v * 2)
+    if widest > REACH:
+        _refuse("q", f"{heads} heads: the rows of a query tile span {widest} bytes", f"at most {REACH}")
+    if request.return_lse and group * total_q * 4 > REACH:
+        _refuse("lse", f"{group} heads a KV head of {total_q} rows", f"at most {REACH} bytes of float32")
+    columns = table.block_table.shape[1] if isinstance(table, BlockTable) else table.kv_page_indices.shape[0]
+    if columns * 4 > REACH:
+        name = "block_table" if isinstance(table, BlockTable) else "kv_page_indices"
+        _refuse(name, f"{columns} entries", f"at most {REACH} bytes of int32")
+    if request.batch * 4 > REACH or request.batch > numbers.GRID_YZ:
+        _refuse("cu_seqlens_q", f"{request.batch} requests", f"at most {numbers.GRID_YZ}, the grid's second dimension")
+    tiles = -(-min(request.max_seqlen_q, total_q) // (rows // group))
+    if tiles > numbers.GRID_YZ:
+        _refuse("max_seqlen_q", f"{tiles} query tiles a request", f"at most {numbers.GRID_YZ}, the grid's third dimension")
+    longest = min(request.max_seqlen_k, columns * cache.page)
+    if longest > numbers.MAX_KEYS:
+        _refuse("max_seqlen_k", f"lengths of {longest} tokens", f"at most {numbers.MAX_KEYS}")
+    if total_q > numbers.MAX_KEYS or cache.pages > numbers.MAX_KEYS:
+        _refuse("q", f"{total_q} rows and {cache.pages} pages", f"at most {numbers.MAX_KEYS} of each")
+
+
+def _refuse(name: str, came: str, accepted: str) -> NoReturn:
+    raise NotImplementedError(f"{name}: got {came}; accepted by the native kernel: {accepted}")
+
+
+@lru_cache(maxsize=1)
+def sources_digest() -> str:
+    """Digest of the kernel's source files."""
+    digest = hashlib.sha256()
+    for file in sorted(Path(numbers.__file__).parent.glob("*.py")):
+        digest.update(file.name.encode())
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class Key:
+    """All that a compiled kernel depends on."""
+
+    arch: str
+    flydsl: str
+    sources: str
+    options: str
+    executor: str
+    traits: Traits
+
+
+@dataclass
+class Kernel:
+    """A compiled kernel: ``call(arguments, out_pointer, stream)``."""
+
+    name: str
+    call: Callable[..., None]
+
+
+_kernels: dict[Key, Kernel] = {}
+_lock = threading.RLock()
+
+
+def _compile(traits: Traits) -> Kernel:
+    """Compile with null addresses, which compiles and launches nothing."""
+    import flydsl.compiler as flyc
+
+    from ..kernels.fmha_gfx950.arguments import Arguments, null
+    from ..kernels.fmha_gfx950.builder import build
+
+    compiled = flyc.compile[COMPILE_OPTIONS](
+        build(traits), Arguments(**null()), _pointer(None), flydsl_private.stream(None)
+    )
+    flydsl_private.check_target(compiled)
+    return Kernel(traits.name, compiled)
+
+
+def _pointer(address: int | None) -> Any:
+    import flydsl.compiler as flyc
+    import flydsl.expr as fx
+
+    return flyc.from_c_void_p(fx.BFloat16, address)
+
+
+def kernel(traits: Traits, executor: str, cache_dir: Path) -> tuple[Kernel, bool]:
+    """The compiled kernel of a specialisation, and whether this call compiled it.
+
+    Thread-safe: of several threads that need one kernel, one compiles it and the others wait.
+    """
+    key = Key(numbers.ARCH, executors.flydsl_version() or "", sources_digest(), repr(COMPILE_OPTIONS), executor, traits)
+    found = _kernels.get(key)
+    if found is not None:
+        return found, False
+    with _lock:
+        found = _kernels.get(key)
+        if found is not None:
+            return found, False
+        with flydsl_private.compiling(emulated=executor == "emulator", cache_dir=cache_dir):
+            _kernels[key] = made = _compile(traits)
+        return made, True
+
+
+def preload(request: Request, executor: str, options: Options) -> tuple[str, bool]:
+    """Compile what a request needs; its name, and whether it was compiled now."""
+    found, compiled = kernel(specialise(request), executor, options.cache_dir)
+    return found.name, compiled
+
+
+def run(
+    request: Request,
+    out: torch.Tensor,
+    lse: torch.Tensor | None,
+    executor: str,
+    options: Options,
+    launches: list[Launch] | None,
+) -> None:
+    """Launch the native kernel for a request.
+
+    Parameters
+    ----------
+    request : Request
+        One that plan sends here.
+    out, lse : torch.Tensor
+        Results; lse is None without ``return_lse``.
+    executor : {"gpu", "emulator"}
+    options : Options
+    launches : list of Launch, optional
+        Where what was launched is noted.
+    """
+    check_reach(request)
+    if not request.batch or not request.max_seqlen_q:
+        return
+    traits = specialise(request)
+    found, compiled = kernel(traits, executor, options.cache_dir)
+    note = Launch(found.name, compiled)
+    if launches is not None:
+        launches.append(note)
+    queue: Queue = StreamQueue(request.device, request.stream) if executor == "gpu" else EmulatorQueue()
+    tensors = _tensors(request, queue)
+    values = _values(request, traits, tensors)
+    values["out"] = out.data_ptr()
+    values["lse"] = lse.data_ptr() if lse is not None else 0
+    results = {"out": out} if lse is None else {"out": out, "lse": lse}
+
+    def launch(stream: Any) -> None:
+        from ..kernels.fmha_gfx950.arguments import Arguments
+
+        found.call(Arguments(**values), _pointer(out.data_ptr()), stream)
+
+    queue.launch(launch, tensors, results, note)
+
+
+def _tensors(request: Request, queue: Queue) -> dict[str, torch.Tensor]:
+    """Every input by the name of its address in the kernel's arguments, packed where the kernel needs it so."""
+    table, scales = request.table, request.scales
+    tensors = {"q": queue.packed(request.q), "k": request.cache.k, "v": request.cache.v}
+    tensors["cu_seqlens_q"] = queue.packed(request.cu_seqlens_q)
+    if isinstance(table, BlockTable):
+        rows = table.block_table
+        # Only the stride between rows is free.
+        tensors["table"] = rows if rows.shape[1] < 2 or rows.stride(1) == 1 else queue.packed(rows)
+        tensors["lengths"] = queue.packed(table.seqlen_k)
+    else:
+        tensors["table"] = queue.packed(table.kv_page_indices)
+        tensors["lengths"] = queue.packed(table.kv_indptr)
+        if table.kv_last_page_lens is not None:
+            tensors["last_page_lens"] = queue.packed(table.kv_last_page_lens)
+    tensors |= {"q_descale": scales.q, "k_descale": scales.k, "v_descale": scales.v}
+    return tensors
+
+
+def _values(request: Request, traits: Traits, tensors: dict[str, torch.Tensor]) -> dict[str, int | float]:
+    """The kernel's arguments, results excepted."""
+    cache, table = request.cache, tensors["table"]
+    total_q, heads, _ = request.q.shape
+    group = heads // cache.kv_heads
+    positions = numbers.positions_per_tile(traits, group)
+    block = isinstance(request.table, BlockTable)
+    return {
+        "last_page_lens": 0,
+        **{name: tensor.data_ptr() for name, tensor in tensors.items()},
+        "k_page_stride": cache.k_page_stride,
+        "v_page_stride": cache.v_page_stride,
+        "table_stride": table.stride(0) if block else 0,
+        "table_entries": table.shape[1] if block else table.shape[0],
+        "total_q": total_q,
+        "requests": request.batch,
+        "heads": heads,
+        "kv_heads": cache.kv_heads,
+        "group": group,
+        "positions": positions,
+        "reciprocal": numbers.group_reciprocal(traits, group),
+        "ranks": -(-min(request.max_seqlen_q, total_q) // positions),
+        "pages": cache.pages,
+        "max_seqlen_k": request.max_seqlen_k,
+        "softmax_scale": request.scales.softmax,
+    }

@@ -1,0 +1,99 @@
+"""Everything that a native call does to memory, in the order in which it was asked for.
+
+Two implementations of one small interface: a torch stream on a GPU, and the emulator's queue. What was handed to a
+queue is kept alive until it has run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+from ..options import Launch
+
+
+class Queue(Protocol):
+    """Where a call's copies and launches go."""
+
+    def packed(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor if it is contiguous, else a contiguous copy that is made on the queue."""
+
+    def launch(
+        self,
+        launch: Callable[[Any], None],
+        inputs: dict[str, torch.Tensor],
+        results: dict[str, torch.Tensor],
+        note: Launch,
+    ) -> None:
+        """Launch a kernel that reads inputs and writes results: ``launch(stream)``."""
+
+
+class StreamQueue:
+    """A torch stream."""
+
+    def __init__(self, device: torch.device, stream: Any) -> None:
+        self.stream = torch.cuda.current_stream(device) if stream is None else stream
+
+    def packed(self, tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.is_contiguous():
+            return tensor
+        with torch.cuda.stream(self.stream):
+            # Allocated on the stream, so that its memory is not used again before the stream is done with it.
+            return tensor.contiguous()
+
+    def launch(
+        self,
+        launch: Callable[[Any], None],
+        inputs: dict[str, torch.Tensor],
+        results: dict[str, torch.Tensor],
+        note: Launch,
+    ) -> None:
+        for tensor in inputs.values():
+            tensor.record_stream(self.stream)
+        launch(self.stream)
+
+
+class EmulatorQueue:
+    """The emulator: at once, or on its innermost stream or graph."""
+
+    def __init__(self) -> None:
+        self.copies: list[torch.Tensor] = []
+
+    def packed(self, tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.is_contiguous():
+            return tensor
+        from ..emulator import Work, submit
+
+        copy = torch.empty(tensor.shape, dtype=tensor.dtype)
+        source = tensor.detach()
+
+        def run() -> None:
+            copy.copy_(source)
+
+        submit(Work("copy", run))
+        self.copies.append(copy)
+        return copy
+
+    def launch(
+        self,
+        launch: Callable[[Any], None],
+        inputs: dict[str, torch.Tensor],
+        results: dict[str, torch.Tensor],
+        note: Launch,
+    ) -> None:
+        from ..emulator import Options, Result
+        from . import flydsl_private
+        from .takeover import EmulatorSession, emulated
+
+        def ran(result: Result) -> None:
+            note.instructions = (note.instructions or 0) + result.counts.instructions
+
+        session = flydsl_private.active()
+        if isinstance(session, EmulatorSession):
+            with session.reaching(inputs, results, held=self.copies, ran=ran):
+                launch(flydsl_private.stream(None))
+            return
+        with emulated(Options(on_report="raise")) as own, own.reaching(inputs, results, held=self.copies, ran=ran):
+            launch(flydsl_private.stream(None))
