@@ -72,7 +72,9 @@ def check_reach(request: Request) -> None:
         _refuse("cu_seqlens_q", f"{request.batch} requests", f"at most {numbers.GRID_YZ}, the grid's second dimension")
     tiles = -(-min(request.max_seqlen_q, total_q) // (rows // group))
     if tiles > numbers.GRID_YZ:
-        _refuse("max_seqlen_q", f"{tiles} query tiles a request", f"at most {numbers.GRID_YZ}, the grid's third dimension")
+        _refuse(
+            "max_seqlen_q", f"{tiles} query tiles a request", f"at most {numbers.GRID_YZ}, the grid's third dimension"
+        )
     longest = min(request.max_seqlen_k, columns * cache.page)
     if longest > numbers.MAX_KEYS:
         _refuse("max_seqlen_k", f"lengths of {longest} tokens", f"at most {numbers.MAX_KEYS}")

@@ -80,8 +80,11 @@ class Pipeline:
             self.step(tile, late, True)
         if fx.const_expr(not late):
             gpu.phase_barrier()
-        # Nothing may still be on its way into LDS when the workgroup's LDS is given to another one.
+        # Nothing may still be on its way into LDS when the workgroup's LDS is given to another one, nor into registers:
+        # the last tile's matrix phase also makes scores that nobody reads, and the compiler's own count of wait states
+        # before it uses their registers again falls one short on the way around a loop that is not entered.
         gpu.loads_done()
+        rocdl.s_nop(15)
 
     def start(self, late: bool) -> None:
         """Interval 0, and what comes before it."""
