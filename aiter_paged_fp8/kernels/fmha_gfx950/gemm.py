@@ -96,13 +96,13 @@ class Gemm:
             self.scores[strip].store(Vec.filled(ACCUMULATORS, 0.0, fx.Float32))
         fx.gemm(self.atom, self.scores[strip], keys, self.queries[step], self.scores[strip])
 
-    def _output_steps(self, slot: Any, clean: Any = None) -> list[tuple[Any, Any]]:
-        """Reads of V operands, and the MFMAs that they feed: O^T += V^T P^T of the tile in a slot of the V ring."""
+    def output_steps(self, slot: Any, take: Any) -> list[tuple[Any, Any]]:
+        """Reads of V of the tile in a slot of the V ring, and what takes each operand: ``take(strip, step, values)``."""
         traits = self.traits
         steps = []
         for strip in range_constexpr(traits.dim_strips):
             for step in range_constexpr(traits.key_steps):
-                steps.append((partial(self.values, slot, step, strip), partial(self._add_outputs, strip, step, clean)))
+                steps.append((partial(self.values, slot, step, strip), partial(take, strip, step)))
         return steps
 
     def values(self, slot: Any, step: int, strip: int) -> Any:
@@ -110,24 +110,27 @@ class Gemm:
         offsets = [self.traits.v_offset(step, strip, pack) for pack in range(PACKS_PER_OPERAND)]
         return self._operand(self.v_ring, slot + self.v_lane, offsets)
 
-    def _add_outputs(self, strip: int, step: int, clean: Any, values: Any) -> None:
-        if clean is not None:
-            clean(values)
+    def _add_outputs(self, strip: int, step: int, values: Any) -> None:
         fx.gemm(self.atom, self.outputs[strip], values, self.probabilities[step], self.outputs[strip])
+
+    def forget_scores(self) -> None:
+        """Let go of the scores, which would stay in registers as long as a branch might leave them as they are."""
+        for held in self.scores:
+            held.store(gpu.registers(ACCUMULATORS, fx.Float32).load())
 
     def scores_of(self, slot: Any) -> None:
         """S^T of the tile in a slot of the K ring."""
-        self._run(self._score_steps(slot))
+        self.run(self._score_steps(slot))
 
-    def add_outputs(self, slot: Any, clean: Any) -> None:
-        """O^T += V^T P^T of the tile in a slot of the V ring, each operand of V cleaned first."""
-        self._run(self._output_steps(slot, clean))
+    def add_outputs(self, slot: Any) -> None:
+        """O^T += V^T P^T of the tile in a slot of the V ring."""
+        self.run(self.output_steps(slot, self._add_outputs))
 
     def outputs_and_scores(self, v_slot: Any, k_slot: Any) -> None:
         """O^T += V^T P^T of one tile, then S^T of the next: P is dead before S is complete."""
-        self._run(self._output_steps(v_slot) + self._score_steps(k_slot))
+        self.run(self.output_steps(v_slot, self._add_outputs) + self._score_steps(k_slot))
 
-    def _run(self, steps: list[tuple[Any, Any]]) -> None:
+    def run(self, steps: list[tuple[Any, Any]]) -> None:
         """MFMAs in order, each operand read `traits.operands_ahead` MFMAs before it is needed."""
         ahead = self.traits.operands_ahead
         operands = [read() for read, _ in steps[:ahead]]

@@ -110,6 +110,13 @@ def maximum(first: Any, second: Any) -> Any:
     return fx.Float32(fx.arith.maxnumf(first, second, fastmath=fx.arith.FastMathFlags.nnan))
 
 
+def sum_of(values: list[Any]) -> Any:
+    """Pairwise, for a power of two of values: rounding errors grow with the logarithm of the count."""
+    while len(values) > 1:
+        values = [a + b for a, b in zip(values[::2], values[1::2], strict=True)]
+    return values[0]
+
+
 def both_halves(value: Any) -> tuple[Any, Any]:
     """A query's value from the lower and from the upper half of the wave, in both halves' lanes."""
     bits = value.bitcast(fx.Int32).ir_value()

@@ -80,11 +80,8 @@ class Pipeline:
             self.step(tile, late, True)
         if fx.const_expr(not late):
             gpu.phase_barrier()
-        # Nothing may still be on its way into LDS when the workgroup's LDS is given to another one, nor into registers:
-        # the last tile's matrix phase also makes scores that nobody reads, and the compiler's own count of wait states
-        # before it uses their registers again falls one short on the way around a loop that is not entered.
+        # Nothing may still be on its way into LDS when the workgroup's LDS is given to another one.
         gpu.loads_done()
-        rocdl.s_nop(15)
 
     def start(self, late: bool) -> None:
         """Interval 0, and what comes before it."""
@@ -123,7 +120,7 @@ class Pipeline:
         if masked:
             self.softmax.mask(tile)
         self.softmax.follow_maximum()
-        self.softmax.probabilities()
+        self.softmax.probabilities(before_branch=masked)
         if not late:
             gpu.loads_done()
         gpu.phase_barrier()
@@ -132,8 +129,9 @@ class Pipeline:
         if not late:
             self.stage_ahead(tile)
         if masked:
+            self.gemm.forget_scores()
             self.unseen.add_outputs(gpu.get(self.v_read), tile)
-            self.gemm.scores_of(self.k_ring.slot_of(tile + 1))
+            self.score_next(tile)
         else:
             self.gemm.outputs_and_scores(gpu.get(self.v_read), self.k_ring.slot_of(tile + 1))
         self.advance()
@@ -141,6 +139,12 @@ class Pipeline:
         if late:
             gpu.loads_done()
         gpu.phase_barrier()
+
+    @flyc.jit
+    def score_next(self, tile: Any) -> None:
+        """QK of the next tile, where there is one."""
+        if tile + 1 < self.work.tiles:
+            self.gemm.scores_of(self.k_ring.slot_of(tile + 1))
 
     def advance(self) -> None:
         """Move on to the next slot of the V ring."""

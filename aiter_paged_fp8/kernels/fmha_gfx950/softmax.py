@@ -93,8 +93,15 @@ class Softmax:
             values = held.load()
             gpu.fill(held, [values[k] * factor for k in range_constexpr(ACCUMULATORS)], fx.Float32)
 
-    def probabilities(self) -> None:
-        """P of the tile from its scores, as operands of the second product, and their sum."""
+    def probabilities(self, before_branch: bool) -> None:
+        """P of the tile from its scores, as operands of the second product, and their sum.
+
+        Parameters
+        ----------
+        before_branch : bool
+            Whether a branch follows. The compiler would move the additions behind it and keep 64 values in registers
+            until then; an exchange between lanes stays where it is.
+        """
         bias = gpu.get(self.bias)
         sums = []
         strips = self.traits.key_strips
@@ -105,16 +112,13 @@ class Softmax:
                 scores = self.gemm.scores[strip].load()
                 values = [gpu.exp2(fx.fma(scores[k], self.scale, bias)) for k in range_constexpr(ACCUMULATORS)]
                 words += [gpu.pack_fp8(*values[k : k + 4]) for k in range_constexpr(0, ACCUMULATORS, 4)]
-                sums.append(_sum(values))
+                sums.append(gpu.sum_of(values))
             self.gemm.probabilities[step].store(Vec.from_elements(words, fx.Int32).bitcast(gpu.Fp8))
-        gpu.put(self.sum, gpu.get(self.sum) + _sum(sums))
-
-
-def _sum(values: list[Any]) -> Any:
-    """Pairwise: rounding errors grow with the logarithm of the count."""
-    while len(values) > 1:
-        values = [a + b for a, b in zip(values[::2], values[1::2], strict=True)]
-    return values[0]
+        total = gpu.sum_of(sums)
+        if before_branch:
+            low, high = gpu.both_halves(total)
+            total = (low + high) * 0.5
+        gpu.put(self.sum, gpu.get(self.sum) + total)
 
 
 def _load(address: Any) -> Any:

@@ -1,8 +1,8 @@
 """NaN in V of keys that a row does not see.
 
-Their P is 0, but 0 * NaN is NaN, and a tile with a mask may hold any bytes beyond the request's length. So the second
-product of such a tile takes 448 in place of NaN, and rows that do see a NaN get theirs from a third product, of ones
-where V is NaN and ones where the row sees the key; it is made only where there is a NaN.
+Their P is 0, but 0 * NaN is NaN, and a tile with a mask may hold any bytes beyond the request's length. So such a tile
+is searched for NaN in V. Where there is any, the second product takes 448 in its place, and rows that do see a NaN get
+theirs from a third product, of ones where V is NaN and ones where the row sees the key.
 """
 
 from typing import Any
@@ -34,41 +34,44 @@ class Unseen:
     def __init__(self, traits: Traits, work: Work, gemm: Gemm) -> None:
         self.traits, self.work, self.gemm = traits, work, gemm
 
-    def clean(self, values: Any) -> None:
-        """Put 448 in place of NaN (they differ in the lowest bit), and note whether there was any."""
-        words = values.load().bitcast(fx.Int32)
-        found, cleaned = gpu.get(self.found), []
-        for k in range_constexpr(OPERAND // 4):
-            bits = _nan_bits(words[k])
-            found = found | bits
-            cleaned.append(words[k] ^ bits)
-        gpu.put(self.found, found)
-        self._put(values, cleaned)
-
     @flyc.jit
     def add_outputs(self, slot: Any, tile: Any) -> None:
         """O^T += V^T P^T, in which only NaN that a row sees counts."""
-        self.found = gpu.variable(fx.Int32(0), fx.Int32)
-        self.gemm.add_outputs(slot, self.clean)
-        if gpu.any_lane(gpu.get(self.found) != 0):
-            self.mark(slot, tile)
+        if self._any_nan(slot):
+            self._add_carefully(slot, tile)
+        else:
+            self.gemm.add_outputs(slot)
 
-    def mark(self, slot: Any, tile: Any) -> None:
-        """Outputs of rows that see a NaN become NaN."""
+    def _any_nan(self, slot: Any) -> Any:
+        """Whether any V of the tile is NaN: a product with zeros says so, since all else becomes 0."""
+        gemm = self.gemm
+        zeros, probe = gpu.registers(OPERAND, gpu.Fp8), gpu.registers(ACCUMULATORS, fx.Float32)
+        self._put(zeros, [fx.Int32(0)] * (OPERAND // 4))
+        probe.store(Vec.filled(ACCUMULATORS, 0.0, fx.Float32))
+        gemm.run(gemm.output_steps(slot, lambda strip, step, values: fx.gemm(gemm.atom, probe, values, zeros, probe)))
+        total = gpu.sum_of(list(probe.load()))
+        return gpu.any_lane(total != total)
+
+    def _add_carefully(self, slot: Any, tile: Any) -> None:
         traits, gemm = self.traits, self.gemm
         seen = [self._seen(tile, step) for step in range_constexpr(traits.key_steps)]
+        nan = fx.Float32(float("nan"))
         for strip in range_constexpr(traits.dim_strips):
-            marks = gpu.registers(ACCUMULATORS, fx.Float32)
+            output, marks = gemm.outputs[strip], gpu.registers(ACCUMULATORS, fx.Float32)
             marks.store(Vec.filled(ACCUMULATORS, 0.0, fx.Float32))
             for step in range_constexpr(traits.key_steps):
                 values = gemm.values(slot, step, strip)
                 words = values.load().bitcast(fx.Int32)
-                self._put(values, [_nan_bits(words[k]) * ONE for k in range_constexpr(OPERAND // 4)])
+                bits = [_nan_bits(words[k]) for k in range_constexpr(OPERAND // 4)]
+                # 448 in place of NaN: they differ in the lowest bit.
+                self._put(values, [words[k] ^ bits[k] for k in range_constexpr(OPERAND // 4)])
+                fx.gemm(gemm.atom, output, values, gemm.probabilities[step], output)
+                self._put(values, [bits[k] * ONE for k in range_constexpr(OPERAND // 4)])
                 fx.gemm(gemm.atom, marks, values, seen[step], marks)
-            marked, outputs = marks.load(), gemm.outputs[strip].load()
-            nan = fx.Float32(float("nan"))
+                rocdl.sched_barrier(0)
+            marked, outputs = marks.load(), output.load()
             gpu.fill(
-                gemm.outputs[strip],
+                output,
                 [(marked[k] > 0.0).select(nan, outputs[k]) for k in range_constexpr(ACCUMULATORS)],
                 fx.Float32,
             )

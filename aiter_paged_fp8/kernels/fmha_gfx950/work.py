@@ -23,7 +23,7 @@ class Work:
         KV head, row of q where the tile's first position lies, and number of positions (0 or less: no work).
     keys, tiles, full
         Keys that the last position sees, tiles of keys that hold them, and leading tiles that every position sees
-        wholly.
+        wholly, without the last tile of all, which ends the pipeline.
     page_ids, listed
         Address of the request's page ids, and how many of them may be read.
     """
@@ -51,7 +51,7 @@ class Work:
         self.keys = fx.arith.max(kv_len - q_len + end, zero)
         tile = traits.tile_keys
         self.tiles = gpu.divide(self.keys + (tile - 1), tile)
-        self.full = gpu.divide(fx.arith.max(self.first_limit + 1, zero), tile)
+        self.full = fx.arith.min(gpu.divide(fx.arith.max(self.first_limit + 1, zero), tile), self.tiles - 1)
         self._place_rows()
 
     def _kv_length(self, request: Any) -> Any:
