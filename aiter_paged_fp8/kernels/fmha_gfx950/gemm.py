@@ -97,7 +97,7 @@ class Gemm:
         fx.gemm(self.atom, self.scores[strip], keys, self.queries[step], self.scores[strip])
 
     def output_steps(self, slot: Any, take: Any) -> list[tuple[Any, Any]]:
-        """Reads of V of the tile in a slot of the V ring, and what takes each operand: ``take(strip, step, values)``."""
+        """Reads of V of the tile in a slot of the V ring, and ``take(strip, step, values)`` for each operand."""
         traits = self.traits
         steps = []
         for strip in range_constexpr(traits.dim_strips):
