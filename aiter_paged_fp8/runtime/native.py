@@ -20,12 +20,6 @@ from ..request import Request
 from . import executors, flydsl_private
 from .queues import EmulatorQueue, Queue, StreamQueue
 
-#: Why the kernel's code is what it is: a compile option that changes it is part of the key of compiled kernels.
-COMPILE_OPTIONS: dict[str, Any] = {
-    # The vectoriser would pair float32 operations into packed ones, which gfx950 may execute wrongly beside MFMAs.
-    "llvm_options": {"vectorize-slp": False},
-}
-
 
 def specialise(request: Request) -> Traits:
     """What a request's kernel is compiled for."""
@@ -98,12 +92,11 @@ def sources_digest() -> str:
 
 @dataclass(frozen=True)
 class Key:
-    """All that a compiled kernel depends on."""
+    """All that a compiled kernel depends on; compile options follow from the traits."""
 
     arch: str
     flydsl: str
     sources: str
-    options: str
     executor: str
     traits: Traits
 
@@ -120,6 +113,12 @@ _kernels: dict[Key, Kernel] = {}
 _lock = threading.RLock()
 
 
+def compile_options(traits: Traits) -> dict[str, Any]:
+    """Options of the compiler for a specialisation."""
+    # It is the vectoriser that pairs float32 operations into packed ones.
+    return {"llvm_options": {"vectorize-slp": traits.packed_f32}}
+
+
 def _compile(traits: Traits) -> Kernel:
     """Compile with null addresses, which compiles and launches nothing."""
     import flydsl.compiler as flyc
@@ -127,9 +126,16 @@ def _compile(traits: Traits) -> Kernel:
     from ..kernels.fmha_gfx950.arguments import Arguments, null
     from ..kernels.fmha_gfx950.builder import build
 
-    compiled = flyc.compile[COMPILE_OPTIONS](
-        build(traits), Arguments(**null()), _pointer(None), flydsl_private.stream(None)
-    )
+    compile_with = flyc.compile[compile_options(traits)]
+    try:
+        compiled = compile_with(build(traits), Arguments(**null()), _pointer(None), flydsl_private.stream(None))
+    except Exception as error:
+        if "lld invocation failed" in str(error):
+            raise RuntimeError(
+                "compiling for hardware needs a linker, ld.lld of LLVM 19 or later in $ROCM_PATH/llvm/bin: install ROCm, "
+                "or let ROCM_PATH name a folder that has it"
+            ) from error
+        raise
     flydsl_private.check_target(compiled)
     return Kernel(traits.name, compiled)
 
@@ -146,7 +152,7 @@ def kernel(traits: Traits, executor: str, cache_dir: Path) -> tuple[Kernel, bool
 
     Thread-safe: of several threads that need one kernel, one compiles it and the others wait.
     """
-    key = Key(numbers.ARCH, executors.flydsl_version() or "", sources_digest(), repr(COMPILE_OPTIONS), executor, traits)
+    key = Key(numbers.ARCH, executors.flydsl_version() or "", sources_digest(), executor, traits)
     found = _kernels.get(key)
     if found is not None:
         return found, False
