@@ -6,7 +6,7 @@ import hashlib
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -21,17 +21,16 @@ from . import executors, flydsl_private
 from .queues import EmulatorQueue, Queue, StreamQueue
 
 
+@cache
+def _traits(layout: str, page: int, head_dim: int, head_dim_v: int, table: str, lse: bool) -> Traits:
+    return Traits(layout, page, head_dim, head_dim_v, table, lse)
+
+
 def specialise(request: Request) -> Traits:
     """What a request's kernel is compiled for."""
     cache = request.cache
-    return Traits(
-        layout=cache.name,
-        page=cache.page,
-        head_dim=cache.head_dim,
-        head_dim_v=cache.head_dim_v,
-        table="block" if isinstance(request.table, BlockTable) else "csr",
-        lse=request.return_lse,
-    )
+    table = "block" if isinstance(request.table, BlockTable) else "csr"
+    return _traits(cache.name, cache.page, cache.head_dim, cache.head_dim_v, table, request.return_lse)
 
 
 #: Bytes of a buffer that 32-bit offsets reach, with room for one access beyond.
@@ -92,11 +91,12 @@ def sources_digest() -> str:
 
 @dataclass(frozen=True)
 class Key:
-    """All that a compiled kernel depends on; compile options follow from the traits."""
+    """All that a compiled kernel depends on."""
 
     arch: str
     flydsl: str
     sources: str
+    options: str
     executor: str
     traits: Traits
 
@@ -111,6 +111,12 @@ class Kernel:
 
 _kernels: dict[Key, Kernel] = {}
 _lock = threading.RLock()
+
+
+@cache
+def _key(traits: Traits, executor: str) -> Key:
+    version = executors.flydsl_version() or ""
+    return Key(numbers.ARCH, version, sources_digest(), repr(compile_options(traits)), executor, traits)
 
 
 def compile_options(traits: Traits) -> dict[str, Any]:
@@ -132,8 +138,8 @@ def _compile(traits: Traits) -> Kernel:
     except Exception as error:
         if "lld invocation failed" in str(error):
             raise RuntimeError(
-                "compiling for hardware needs a linker, ld.lld of LLVM 19 or later in $ROCM_PATH/llvm/bin: install ROCm, "
-                "or let ROCM_PATH name a folder that has it"
+                "compiling for hardware needs a linker, ld.lld of LLVM 19 or later in $ROCM_PATH/llvm/bin: install "
+                "ROCm, or let ROCM_PATH name a folder that has it"
             ) from error
         raise
     flydsl_private.check_target(compiled)
@@ -152,7 +158,7 @@ def kernel(traits: Traits, executor: str, cache_dir: Path) -> tuple[Kernel, bool
 
     Thread-safe: of several threads that need one kernel, one compiles it and the others wait.
     """
-    key = Key(numbers.ARCH, executors.flydsl_version() or "", sources_digest(), executor, traits)
+    key = _key(traits, executor)
     found = _kernels.get(key)
     if found is not None:
         return found, False
