@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import torch
@@ -214,9 +215,9 @@ def run(
     results = {"out": out} if lse is None else {"out": out, "lse": lse}
 
     def launch(stream: Any) -> None:
-        from ..kernels.fmha_gfx950.arguments import Arguments
-
-        found.call(Arguments(**values), _pointer(out.data_ptr()), stream)
+        # A compiled launcher reads fields by name and takes bare numbers; building an Arguments of FlyDSL's numbers
+        # would take longer than all the rest of a call.
+        found.call(SimpleNamespace(**values), values["out"], stream)
 
     queue.launch(launch, tensors, results, note)
 
