@@ -10,7 +10,7 @@ from flydsl.expr.typing import Vector as Vec
 
 from . import intrinsics as gpu
 from .gemm import Gemm
-from .softmax import Softmax, _load
+from .softmax import Softmax
 from .traits import ACCUMULATORS, STRIP, Traits, operand_k
 from .work import Work
 
@@ -36,7 +36,7 @@ class Epilogue:
 
     def _store_outputs(self, inverse: Any) -> None:
         traits = self.traits
-        descale = _load(self.args.v_descale)
+        descale = gpu.number(self.args.v_descale)
         rows, offset = self.work.rows(self.args.out, fx.BFloat16, traits.head_dim_v)
         atom = fx.make_copy_atom(fx.rocdl.BufferCopy128b(), fx.BFloat16)
         first = offset + self.work.half * operand_k(1, 0)

@@ -26,6 +26,11 @@ def buffer(address: Any, kind: Any, size: Any) -> Any:
     return fx.rocdl.make_buffer_ptr(pointer, num_records_bytes=fx.Int64(size))
 
 
+def number(address: Any) -> Any:
+    """One float32 from memory, the same for all lanes."""
+    return fx.rocdl.s_buffer_load(buffer(address, fx.Int32, fx.Int64(4)), fx.Int32(0)).bitcast(fx.Float32)
+
+
 def window(pointer: Any, offset: Any, count: int) -> Any:
     """View of ``count`` elements from an element offset on."""
     return fx.make_view(fx.add_offset(pointer, offset), fx.make_layout(count, 1))

@@ -29,7 +29,7 @@ class Softmax:
 
     def __init__(self, traits: Traits, args: Any, work: Work, gemm: Gemm) -> None:
         self.traits, self.work, self.gemm = traits, work, gemm
-        scale = _product(args.softmax_scale, _load(args.q_descale), _load(args.k_descale)) * gpu.LOG2_E
+        scale = _product(args.softmax_scale, gpu.number(args.q_descale), gpu.number(args.k_descale)) * gpu.LOG2_E
         #: With a negative factor the signs of Q are flipped instead, so that larger scores always weigh more.
         self.flip = (scale < 0.0).select(fx.Int32(FP8_SIGNS), fx.Int32(0))
         magnitude = (scale < 0.0).select(-scale, scale)
@@ -119,11 +119,6 @@ class Softmax:
             low, high = gpu.both_halves(total)
             total = (low + high) * 0.5
         gpu.put(self.sum, gpu.get(self.sum) + total)
-
-
-def _load(address: Any) -> Any:
-    """A descale: one float32."""
-    return fx.rocdl.s_buffer_load(gpu.buffer(address, fx.Int32, fx.Int64(4)), fx.Int32(0)).bitcast(fx.Float32)
 
 
 def _product(a: Any, b: Any, c: Any) -> Any:
