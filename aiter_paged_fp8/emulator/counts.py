@@ -62,6 +62,8 @@ class Counter:
         self.loaded = loaded
         self.seconds: list[float] | None = [0.0] * len(loaded.operations) if profile else None
         self.executed = [0] * len(loaded.operations)
+        # The same for blocks that were taken whole, by their numbers.
+        self.blocks: dict[int, int] = defaultdict(int)
         self.bytes: dict[str, int] = defaultdict(int)
         self.conflicts: dict[int, int] = defaultdict(int)
         self.cache_lines: dict[str, int] = defaultdict(int)
@@ -71,6 +73,11 @@ class Counter:
         by_class: dict[str, int] = defaultdict(int)
         by_mnemonic: dict[str, int] = defaultdict(int)
         by_line: dict[int, int] = {}
+        for number, count in self.blocks.items():
+            block = self.loaded.blocks.all[number]
+            for index in range(block.start, block.end):
+                self.executed[index] += count
+        self.blocks.clear()
         for operation, count in zip(self.loaded.operations, self.executed, strict=True):
             if count:
                 by_class[operation.kind] += count

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
+from .blocks import Blocks
 from .errors import UnimplementedInstruction
 from .lint import Lint
 from .operation import TABLE, Entry, Environment, Operation, Unimplemented, decode
@@ -45,7 +46,11 @@ class LoadedProgram:
     environment: Environment
     operations: list[Operation]
     store_granule: int = 4
+    blocks: Blocks = field(init=False)
     _wait_states: list[Report] | None = None
+
+    def __post_init__(self) -> None:
+        self.blocks = Blocks(self.operations)
 
     def wait_states(self) -> list[Report]:
         """Findings of the static lint, made once."""

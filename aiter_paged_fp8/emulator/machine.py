@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import threadpoolctl
 
+from .blocks import Block
 from .counts import Counter, Counts
 from .errors import MachineFault, MemoryFault
 from .hazards import HazardChecks
@@ -221,7 +222,21 @@ class Machine:
         waves, pc = group.waves, group.pc
         busy, undefined = group.busy, group.undefined
         steps = 0
+        # A trace wants every instruction by itself.
+        blocks = self.loaded.blocks if trace is None else None
         while True:
+            if group.full and blocks is not None:
+                block = blocks.at(group, pc)
+                if block is not None and steps + block.end - pc <= budget and not self._stops_inside(block, stops):
+                    self.counter.blocks[block.number] += waves
+                    self._take(group, block)
+                    steps += block.end - pc
+                    pc = block.end
+                    if pc in stops or steps >= budget:
+                        self._count(steps)
+                        group.pc = pc
+                        scheduler.ready(group)
+                        return
             op = operations[pc]
             executed[pc] += waves
             if busy and not op.regs.isdisjoint(busy):
@@ -260,6 +275,26 @@ class Machine:
                 group.pc = pc
                 scheduler.ready(group)
                 return
+
+    @staticmethod
+    def _stops_inside(block: Block, stops: set[int]) -> bool:
+        return any(block.start < stop < block.end for stop in stops)
+
+    def _take(self, group: Group, block: Block) -> None:
+        """Execute a block."""
+        times = self.counter.seconds
+        if times is None:
+            for run, _ in block.steps:
+                run(group)
+        else:
+            for run, op in block.steps:
+                start = perf_counter()
+                run(group)
+                times[op.index] += perf_counter() - start
+        undefined = group.undefined
+        if undefined and not undefined.keys().isdisjoint(block.writes):
+            for register in undefined.keys() & block.writes:
+                del undefined[register]
 
     def _count(self, steps: int) -> None:
         """Count steps of the loop; a kernel that takes too many does not end."""

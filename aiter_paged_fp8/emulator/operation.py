@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from .lanewise import Lanewise, separable
 from .state import SCALAR_ID
 from .syntax import Instruction, Register
 
@@ -34,6 +35,8 @@ class Operation:
         Vector rows among ``reads``.
     sinks : frozenset of int
         Vector and scalar ids whose content leaves the wave: addresses, stored data, branch conditions.
+    lanewise : tuple of Lanewise
+        The results of an instruction that does nothing but compute them, lane by lane; empty for all others.
     moves : callable, optional
         How an exchange or DPP moves a source between lanes; undefined bits move likewise.
     """
@@ -43,6 +46,7 @@ class Operation:
         "index",
         "instruction",
         "kind",
+        "lanewise",
         "moves",
         "passes",
         "reads",
@@ -63,6 +67,7 @@ class Operation:
         sinks: Iterable[int] = (),
         moves: Callable[..., Any] | None = None,
         aux: Any = None,
+        lanewise: tuple[Lanewise, ...] = (),
     ) -> None:
         self.instruction = instruction
         self.index = instruction.index
@@ -74,6 +79,7 @@ class Operation:
         self.sinks = frozenset(sinks)
         self.moves = moves
         self.aux = aux
+        self.lanewise = lanewise if separable(lanewise) else ()
 
     def __repr__(self) -> str:
         return f"<line {self.instruction.line}: {self.instruction.text}>"

@@ -113,6 +113,12 @@ class Group:
         Register id to the outstanding operation that will write it.
     undefined : dict
         Vector row to the bits nobody has written: see ``checks.undefined``.
+    registers : numpy.ndarray
+        All vector registers ``[rows, waves, workgroups, 64]``.
+    scalars : numpy.ndarray
+        All scalar registers ``[rows, waves, workgroups, 1]``.
+    plans : dict
+        Views and places that batches have prepared for this group.
     decoded : dict
         Matrix operands as float32 that the next product reads again: see ``isa.matrix.share_operands``.
     """
@@ -128,11 +134,14 @@ class Group:
         "lgkm",
         "machine",
         "pc",
+        "plans",
         "reading",
         "rect",
+        "registers",
         "resume",
         "s",
         "sb",
+        "scalars",
         "scc",
         "sf",
         "shape",
@@ -150,9 +159,13 @@ class Group:
         self.resume = 0
         index = rect.slices
         files = machine.files
-        vector, scalar = files.vector, files.scalar
         self.shape = (rect.w1 - rect.w0, rect.g1 - rect.g0)
         self.waves = rect.waves
+        vector, scalar = files.vector, files.scalar
+        whole = self.shape == scalar.shape[1:]
+        self.registers = vector if whole else vector[:, index[0], index[1]]
+        self.scalars = (scalar if whole else scalar[:, index[0], index[1]])[..., None]
+        self.plans: dict[Any, Any] = {}
         v = self.v = Views(lambda row: vector[row][index])
         self.f = Views(lambda row: v[row].view(np.float32))
         self.i = Views(lambda row: v[row].view(np.int32))

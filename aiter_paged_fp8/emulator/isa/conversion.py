@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
 
+from ..lanewise import Lanewise
 from ..math import conversion, narrow
 from ..operation import Environment, Operation, instruction
 from ..state import Group
@@ -14,7 +16,7 @@ from ..syntax import Instruction
 from .arithmetic import denormals
 from .operands import want_register, write_vector
 from .scalar import MODE_FP16_OVFL, MODE_ROW
-from .valu import COMMON_MODIFIERS, FLOAT_MODIFIERS, source, valu
+from .valu import COMMON_MODIFIERS, FLOAT_MODIFIERS, bare, separate, source, valu
 
 FAMILY = "conversion"
 U32 = np.uint32
@@ -56,11 +58,18 @@ def plain(ins: Instruction, env: Environment) -> Operation:
     return valu(ins, env, function, kinds, result=result)
 
 
+def fixed_overflow(env: Environment) -> bool | None:
+    """MODE.FP16_OVFL as the kernel starts, where the program never writes MODE."""
+    if any(ins.mnemonic.startswith("s_setreg") for ins in env.program.instructions):
+        return None
+    return bool(env.program.metadata.directives.get("fp16_overflow", 0))
+
+
 def overflow_clamps(env: Environment) -> Callable[[Group], bool]:
-    """MODE.FP16_OVFL: constant where the program never writes MODE."""
-    start = bool(env.program.metadata.directives.get("fp16_overflow", 0))
-    if not any(ins.mnemonic.startswith("s_setreg") for ins in env.program.instructions):
-        return lambda g: start
+    """MODE.FP16_OVFL."""
+    always = fixed_overflow(env)
+    if always is not None:
+        return lambda g: always
     return lambda g: bool(g.s[MODE_ROW].flat[0] >> U32(MODE_FP16_OVFL) & U32(1))
 
 
@@ -92,7 +101,18 @@ def v_cvt_pk_narrow_f32(ins: Instruction, env: Environment) -> Operation:
         )
         write_vector(g, row, value)
 
-    return Operation(ins, "valu", run, reads=env.ids(*ins.operands), writes=env.ids(target))
+    lanewise: tuple[Lanewise, ...] = ()
+    always = fixed_overflow(env)
+    if always is not None:
+        function = _pack_narrow(form, word, always, mode)
+        lanewise = separate(ins, env, function, (1, 2), "ff", row, target_is_source=True, result="u")
+    return Operation(ins, "valu", run, reads=env.ids(*ins.operands), writes=env.ids(target), lanewise=lanewise)
+
+
+@lru_cache(maxsize=64)
+def _pack_narrow(form: narrow.Narrow, word: int, clamps: bool, denorm: int) -> Callable[..., Array]:
+    function = bare(narrow.cvt_pk_narrow_f32)
+    return partial(function, form=form, word=word, overflow_clamps=clamps, denorm=denorm)
 
 
 @instruction(

@@ -94,6 +94,6 @@ def v_permlane_swap(ins: Instruction, env: Environment) -> Operation:
 )
 def v_accvgpr(ins: Instruction, env: Environment) -> Operation:
     """Move between the two halves of the vector register file; EXEC applies as to any move."""
-    from .valu import valu
+    from .valu import unchanged, valu
 
-    return valu(ins, env, lambda a: a, "u")
+    return valu(ins, env, unchanged, "u")

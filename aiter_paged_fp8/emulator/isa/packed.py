@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ..lanewise import Lanewise, Source
 from ..math import floats
 from ..operation import Environment, Operation, Unimplemented, instruction
 from ..state import Group
@@ -79,7 +80,25 @@ def packed_f32(ins: Instruction, env: Environment) -> Operation:
         for pick, operand in zip(part, operands, strict=False):
             if isinstance(operand, Register):
                 used |= env.ids(Register(operand.file, operand.index + pick))
-    return Operation(ins, "valu", run, reads=used, writes=env.ids(ins.operands[0]))
+    lanewise: tuple[Lanewise, ...] = ()
+    if mode == 3:
+        lanewise = tuple(
+            Lanewise(
+                function,
+                tuple(_source(env, operand, picks[k], bool(neg[part][k])) for k, operand in enumerate(operands)),
+                row + part,
+            )
+            for part, picks in enumerate((low, high))
+        )
+    return Operation(ins, "valu", run, reads=used, writes=env.ids(ins.operands[0]), lanewise=lanewise)
+
+
+def _source(env: Environment, operand: Any, which: int, negate: bool) -> Source:
+    if isinstance(operand, Register):
+        scalar = operand.file == "s"
+        return Source("s" if scalar else "v", (operand.index if scalar else env.row(operand)) + which, negate)
+    # The only constant is 0.
+    return Source("c", int(SIGN32) if negate else 0)
 
 
 @instruction("v_pk_mov_b32", family=FAMILY, section="V_PK_MOV_B32", modifiers=["op_sel", "op_sel_hi"])

@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from ..lanewise import Lanewise, Source
 from ..math import floats, lanes
 from ..operation import Environment, Operation, Unimplemented
 from ..state import SCALAR_ID, Group
-from ..syntax import EXEC_HI, EXEC_LO, Constant, Instruction, Operand, Register
+from ..syntax import EXEC_HI, EXEC_LO, Constant, Instruction, Name, Operand, Register
 from .operands import (
     MAGNITUDE32,
     SIGN32,
@@ -312,7 +313,56 @@ def valu(
         def run(g: Group) -> None:
             write(g, function(*[get(g) for get in getters]))
 
-    return Operation(ins, kind, run, reads=reads, writes=env.ids(target), moves=moves)
+    lanewise: tuple[Lanewise, ...] = ()
+    if control is None and ins.encoding != "sdwa" and finish is None and result in "ufzq":
+        lanewise = separate(ins, env, function, positions, kinds, row, target_is_source=target_is_source, result=result)
+    return Operation(ins, kind, run, reads=reads, writes=env.ids(target), moves=moves, lanewise=lanewise)
+
+
+def separate(
+    ins: Instruction,
+    env: Environment,
+    function: Callable[..., Any],
+    positions: tuple[int, ...],
+    kinds: str,
+    row: int,
+    *,
+    target_is_source: bool,
+    result: str,
+) -> tuple[Lanewise, ...]:
+    """An instruction as what blocks may compute together with others of its kind; nothing where it is not so."""
+    if result == "q":
+        operand = ins.operands[positions[0]]
+        if kinds != "q" or function is not unchanged or not isinstance(operand, Register):
+            return ()
+        sources = [_plain_source(env, operand, part) for part in (0, 1)]
+        return tuple(Lanewise(function, (source,), row + part) for part, source in enumerate(sources))
+    found = []
+    for position, letter in zip(positions, kinds, strict=False):
+        operand = ins.operands[position]
+        if letter not in "ufm" or isinstance(operand, Name) or (letter == "m" and not isinstance(operand, Register)):
+            return ()
+        if isinstance(operand, Constant):
+            constant: Any = np.asarray(source(env, ins, position, letter)(None))  # type: ignore[arg-type]
+            found.append(Source("c", int(constant)))
+        elif letter == "m":
+            found.append(Source("m", operand.index))
+        else:
+            found.append(_plain_source(env, operand))
+    if target_is_source:
+        found.append(Source("v", row))
+    return (Lanewise(function, tuple(found), row),)
+
+
+def _plain_source(env: Environment, register: Register, part: int = 0) -> Source:
+    scalar = register.file == "s"
+    value = register.index if scalar else env.row(register)
+    return Source("s" if scalar else "v", value + part, register.neg, register.abs)
+
+
+def unchanged(value: Any) -> Any:
+    """What a move computes."""
+    return value
 
 
 def _last_op_sel(ins: Instruction) -> bool:

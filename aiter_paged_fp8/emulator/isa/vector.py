@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from ..operation import Environment, Operation, instruction
 from ..state import Group
 from ..syntax import Instruction
 from .operands import vector_source, want_register, write_vector, write_vector_wide
-from .valu import COMMON_MODIFIERS, source, valu
+from .valu import COMMON_MODIFIERS, source, unchanged, valu
 
 FAMILY = "vector"
 U32, I32, U64, I64 = np.uint32, np.int32, np.uint64, np.int64
@@ -34,7 +35,7 @@ def _mul_signed24(a: Array, b: Array) -> Array:
 
 # Integer instructions of 32 bits: function, letters of the sources.
 INTEGER: dict[str, tuple[Callable[..., Array], str]] = {
-    "v_mov_b32": (lambda a: a, "u"),
+    "v_mov_b32": (unchanged, "u"),
     "v_not_b32": (lambda a: ~a, "u"),
     "v_bfrev_b32": (bits.bfrev_b32, "u"),
     "v_ffbh_u32": (bits.ffbh_u32, "u"),
@@ -104,15 +105,19 @@ def integer(ins: Instruction, env: Environment) -> Operation:
 @instruction("v_bitop3_b32", family=FAMILY, section="V_BITOP3_B32", modifiers=["bitop3"])
 def v_bitop3_b32(ins: Instruction, env: Environment) -> Operation:
     """Any function of three bits: bit 4*s0 + 2*s1 + s2 of the truth table."""
-    table = ins.integer("bitop3")
-    return valu(ins, env, lambda a, b, c: bits.bitop3_b32(a, b, c, table), "uuu")
+    return valu(ins, env, _bitop3(ins.integer("bitop3")), "uuu")
+
+
+@lru_cache(maxsize=256)
+def _bitop3(table: int) -> Callable[..., Array]:
+    return lambda a, b, c: bits.bitop3_b32(a, b, c, table)
 
 
 @instruction("v_mov_b64", "v_lshl_add_u64", family=FAMILY, section="V_MOV_B64, V_LSHL_ADD_U64")
 def wide(ins: Instruction, env: Environment) -> Operation:
     """64-bit move and shift-and-add (the shift count is 32 bits)."""
     if ins.mnemonic == "v_mov_b64":
-        return valu(ins, env, lambda a: np.asarray(a), "q", result="q")
+        return valu(ins, env, unchanged, "q", result="q")
     return valu(ins, env, lambda a, b, c: (a << np.asarray(b & U32(7)).astype(U64)) + c, "quq", result="q")
 
 
@@ -206,10 +211,14 @@ def with_carry(ins: Instruction, env: Environment) -> Operation:
 # -- selects --------------------------------------------------------------------------------------------------------
 
 
+def _select(a: Array, b: Array, mask: Array) -> Array:
+    return np.where(mask, b, a)
+
+
 @instruction("v_cndmask_b32", family=FAMILY, section="V_CNDMASK_B32", modifiers=COMMON_MODIFIERS)
 def v_cndmask_b32(ins: Instruction, env: Environment) -> Operation:
     """Second source where the mask is set, else the first."""
-    return valu(ins, env, lambda a, b, m: np.where(m, b, a), "ffm")
+    return valu(ins, env, _select, "ffm")
 
 
 # -- compares -------------------------------------------------------------------------------------------------------
