@@ -62,6 +62,17 @@ def one_blas_thread() -> contextlib.AbstractContextManager[object]:
     return limited
 
 
+@lru_cache(maxsize=1)
+def touch_blas_buffer() -> None:
+    """Have BLAS write all of the buffer that it packs operands into.
+
+    Its kernels prefetch beyond what is packed. Until the pages there have been written once, small products take twice
+    as long (OpenBLAS 0.3.31 on Zen).
+    """
+    square = np.ones((256, 256), np.float32)
+    np.matmul(square, square)
+
+
 @dataclass
 class Launch:
     """One launch: what to run on what.
@@ -153,6 +164,7 @@ class Machine:
         for region in self.memory.regions:
             region.forget()
         keep_freed_memory()
+        touch_blas_buffer()
         collecting = gc.isenabled()
         # A collection inside a run costs 0.2 s and finds nothing: a machine's objects die together.
         gc.disable()

@@ -9,7 +9,7 @@ import numpy as np
 from ..math import mfma
 from ..operation import Environment, Operation, Unimplemented, instruction
 from ..state import LANES, Group
-from ..syntax import Constant, Instruction, Operand
+from ..syntax import Constant, Instruction, Name, Operand
 from .operands import Getter, constant32, vector_source, want_register
 
 FAMILY = "matrix"
@@ -18,6 +18,10 @@ U32 = np.uint32
 CACHED_WAVES = 64
 # Instructions of these classes write no register but what they name, at once.
 IMMEDIATE = ("valu", "trans", "salu", "mfma", "other")
+
+# An operand of all waves as `mfma.operand_axes`, of the first wave of each workgroup, and pairs that must be equal for
+# that one to stand for all.
+Views = tuple[np.ndarray, "np.ndarray | None", tuple[tuple[np.ndarray, np.ndarray], ...]]
 
 
 class Factor:
@@ -38,17 +42,27 @@ class Factor:
         self.key = (row, count, shape, element.name)
         self.reuse = self.keep = False
 
-    def values(self, registers: np.ndarray) -> np.ndarray:
+    def views(self, g: Group) -> Views:
+        """Where a group finds the operand: all waves', one wave's where it may do for all, and what to compare."""
+        operand = _registers(g)[:, :, self.row : self.row + self.count]
+        every = mfma.operand_axes(operand, self.shape, self.element)
+        if self.shape.blocks > 1 or operand.shape[1] == 1:
+            return every, None, ()
+        one = mfma.operand_axes(operand[:, :1], self.shape, self.element)
+        # Most operands that differ do so in their first register.
+        first = operand[:, :, :1]
+        return every, one, ((first[:, 1:], first[:, :1]), (operand[:, 1:], operand[:, :1]))
+
+    def values(self, views: Views) -> np.ndarray:
         """Matrices ``[workgroups, waves, blocks, M, K]``; of one wave where a workgroup's waves hold the same."""
-        operand = registers[:, :, self.row : self.row + self.count]
-        if self.shape.blocks == 1 and operand.shape[1] > 1 and _alike(operand[:, :, :1]) and _alike(operand):
-            operand = operand[:, :1]
-        return mfma.operand_matrix(operand, self.shape, self.element)
+        every, one, pairs = views
+        if one is not None and all(_equal(*pair) for pair in pairs):
+            every = one
+        return mfma.axes_matrix(every, self.shape, self.element)
 
 
-def _alike(operand: np.ndarray) -> bool:
-    """Whether all waves of each workgroup hold the same bits, as those of a tile that they share."""
-    same = operand[:, 1:] == operand[:, :1]
+def _equal(values: np.ndarray, to: np.ndarray) -> bool:
+    same = values == to
     return int(np.count_nonzero(same)) == same.size
 
 
@@ -104,17 +118,57 @@ def _registers(g: Group) -> np.ndarray:
     return g.machine.files.vector[:, w, h].transpose(2, 1, 0, 3)
 
 
-def _products(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """``[workgroups, waves, blocks, M, N]`` of A's rows and B's columns; one wave where both sides have one."""
-    (groups, waves, _, rows, depth), columns = a.shape, b.shape[1]
-    if waves > 1 and columns == 1:
-        # All waves of a workgroup multiply by the same matrix: one product of many rows runs twice as fast.
-        product = np.matmul(a.reshape(groups, waves * rows, depth), b[:, 0, 0].swapaxes(-1, -2))
-        return product.reshape(groups, waves, 1, rows, rows)
-    if columns > 1 and waves == 1:
-        product = np.matmul(a[:, 0, 0], b.reshape(groups, columns * rows, depth).swapaxes(-1, -2))
-        return product.reshape(groups, rows, columns, rows).swapaxes(1, 2)[:, :, None]
-    return np.matmul(a, b.swapaxes(-1, -2))
+class Plan:
+    """What a product needs of a group's registers, and a place for it before the addend is added.
+
+    Attributes
+    ----------
+    left, right : Views
+        See ``Factor``.
+    scales : list
+        Bytes of the block scales.
+    parts : list
+        Workgroups at a time: which, their addend and their result.
+    """
+
+    __slots__ = ("left", "parts", "product", "right", "scales", "shown")
+
+    def __init__(self, g: Group, factors: tuple[Factor, Factor], row: int, addend: Any, scales: list[Any]) -> None:
+        shape = factors[0].shape
+        registers = _registers(g)
+        self.left, self.right = (factor.views(g) for factor in factors)
+        self.scales = scales
+        count = shape.result_registers
+        target = mfma.result_view(registers[:, :, row : row + count], shape).view(np.float32)
+        if isinstance(addend, int):
+            addend = mfma.result_view(registers[:, :, addend : addend + count], shape).view(np.float32)
+        step = max(1, CACHED_WAVES // g.shape[0])
+        self.parts = []
+        for start in range(0, g.shape[1], step):
+            part = slice(start, start + step)
+            self.parts.append((part, addend[part] if np.ndim(addend) else addend, target[part]))
+        key = (shape, step)
+        if key not in g.plans:
+            product = np.empty((min(step, g.shape[1]), g.shape[0], shape.blocks, shape.rows, shape.rows), np.float32)
+            g.plans[key] = product, mfma.product_view(product, shape)
+        self.product, self.shown = g.plans[key]
+
+    def multiply(self, a: np.ndarray, b: np.ndarray) -> None:
+        """``D = A * B + C`` for A's rows and B's columns; one wave of either stands for all of its workgroup."""
+        for part, addend, target in self.parts:
+            left, right = a[part], b[part]
+            groups = len(left)
+            product, shown = self.product, self.shown
+            if groups < len(product):
+                product, shown = product[:groups], shown[:groups]
+            if right.shape[1] == 1 and left.shape[1] > 1:
+                # All waves multiply by the same columns: one product of many rows is a little faster.
+                rows = left.shape[1] * left.shape[3]
+                columns = right[:, 0, 0].swapaxes(-1, -2)
+                np.matmul(left.reshape(groups, rows, -1), columns, out=product.reshape(groups, rows, -1))
+            else:
+                np.matmul(left, right.swapaxes(-1, -2), out=product)
+            np.add(shown, addend, out=target)
 
 
 def _addend(env: Environment, operand: Operand, count: int) -> Any:
@@ -125,9 +179,10 @@ def _addend(env: Environment, operand: Operand, count: int) -> Any:
     return lambda g: _block(g, row, count)
 
 
-def _unit(register: Any, pick: int) -> bool:
-    """Whether a block scale is 1 in every lane."""
-    return bool(((register >> U32(8 * pick) & U32(0xFF)) == mfma.UNIT_SCALE).all())
+def _scale_bytes(g: Group, get: Getter, pick: int) -> np.ndarray:
+    """One byte of the block scales, a view where they stand in a register."""
+    register = np.asarray(get(g))
+    return register.reshape(*register.shape, 1).view(np.uint8)[..., pick]
 
 
 @instruction(
@@ -177,31 +232,37 @@ def matrix(ins: Instruction, env: Environment) -> Operation:
     first = Factor(a_row, a_count, shape, mfma.ELEMENTS[a_type])
     second = Factor(b_row, b_count, shape, mfma.ELEMENTS[b_type])
     direct = parsed.result == "f32" and not (cbsz or blgp)
+    if any(isinstance(operand, Name) for operand in ins.operands):
+        # A value of its own at each time, not a place to look at.
+        direct = False
+
+    def plan_of(g: Group) -> Plan:
+        plan = g.plans.get(op)
+        if plan is None:
+            seen = [_scale_bytes(g, get, pick) for get, pick in zip(scales, picks, strict=True)] if scaled else []
+            if scaled and ins.operands[4] == ins.operands[5] and select_a == select_b:
+                del seen[1:]
+            place = np.asarray(constant) if addend_row is None else addend_row
+            plan = g.plans[op] = Plan(g, (first, second), row, place, seen)
+        return plan
 
     def run(g: Group) -> None:
-        if direct and (not scaled or all(_unit(get(g), pick) for get, pick in zip(scales, picks, strict=True))):
-            # The hot path: every operand is copied once, and the sum goes straight to the registers.
-            decoded, registers = g.decoded, _registers(g)
-            left = decoded.get(first.key) if first.reuse else None
-            if left is None:
-                left = first.values(registers)
-            right = decoded.get(second.key) if second.reuse else None
-            if right is None:
-                right = second.values(registers)
-            target_view = mfma.result_view(registers[:, :, row : row + result_count], shape).view(np.float32)
-            c: Any = constant
-            if addend_row is not None:
-                c = registers[:, :, addend_row : addend_row + result_count]
-                c = mfma.result_view(c, shape).view(np.float32)
-            step = max(1, CACHED_WAVES // g.shape[0])
-            for start in range(0, g.shape[1], step):
-                part = slice(start, start + step)
-                product = mfma.product_view(_products(left[part], right[part]), shape)
-                np.add(product, c if addend_row is None else c[part], out=target_view[part])
-            for factor, values in ((first, left), (second, right)):
-                if factor.keep or factor.reuse:
-                    decoded[factor.key] = values
-            return
+        if direct:
+            plan = plan_of(g)
+            if all(np.count_nonzero(scale == mfma.UNIT_SCALE) == scale.size for scale in plan.scales):
+                # The hot path: every operand is copied once, and the sum goes straight to the registers.
+                decoded = g.decoded
+                left = decoded.get(first.key) if first.reuse else None
+                if left is None:
+                    left = first.values(plan.left)
+                right = decoded.get(second.key) if second.reuse else None
+                if right is None:
+                    right = second.values(plan.right)
+                plan.multiply(left, right)
+                for factor, values in ((first, left), (second, right)):
+                    if factor.keep or factor.reuse:
+                        decoded[factor.key] = values
+                return
         for factor in (first, second):
             g.decoded.pop(factor.key, None)
         a, b = _block(g, a_row, a_count), _block(g, b_row, b_count)
@@ -226,4 +287,5 @@ def matrix(ins: Instruction, env: Environment) -> Operation:
         _put_block(g, row, result_count, value)
 
     factors = (first, second)
-    return Operation(ins, "mfma", run, reads=env.ids(*ins.operands[1:]), writes=env.ids(target), aux=factors)
+    op = Operation(ins, "mfma", run, reads=env.ids(*ins.operands[1:]), writes=env.ids(target), aux=factors)
+    return op

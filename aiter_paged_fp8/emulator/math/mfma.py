@@ -212,12 +212,22 @@ def operand_matrix(registers: U32, shape: Shape, element: Element) -> F32:
     -------
     ndarray of float32, [..., blocks, M, K]
     """
+    return axes_matrix(operand_axes(registers, shape, element), shape, element)
+
+
+def operand_axes(registers: U32, shape: Shape, element: Element) -> U32:
+    """The words of an operand in the order of its matrix, as a view."""
     lead = registers.shape[:-2]
     run = shape.run(element)
     words = run * element.bits // 32
     axes = registers.reshape(*lead, shape.per_lane // run, words, shape.groups, shape.blocks, shape.rows)
-    rows = np.ascontiguousarray(_permute_tail(axes, (3, 4, 0, 2, 1)))
-    return element.decode(rows.reshape(*lead, shape.blocks, shape.rows, -1))
+    return _permute_tail(axes, (3, 4, 0, 2, 1))
+
+
+def axes_matrix(axes: U32, shape: Shape, element: Element) -> F32:
+    """Values of an operand whose words `operand_axes` has put in order."""
+    rows = np.ascontiguousarray(axes)
+    return element.decode(rows.reshape(*axes.shape[:-5], shape.blocks, shape.rows, -1))
 
 
 def _permute_tail(array: A, order: tuple[int, ...]) -> A:
