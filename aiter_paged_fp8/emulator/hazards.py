@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .lds_check import LdsCheck
-from .memory import Access, Region, Touched, sparse_zeros
+from .memory import Access, Region, Spread, Touched, sparse_zeros
 from .operation import Operation
 from .pending import Pending
 from .state import Group, register_name
@@ -90,6 +90,23 @@ class HazardChecks:
         for region, offsets, mask in access:
             self._count(region, "read", offsets, mask, size, group.full and mask is group.exec)
 
+    def spread_read(self, region: Region, spread: Spread, start: int, size: int) -> None:
+        """The same for all lanes of a group that read where ``spread`` says from ``start`` on."""
+        self.machine.counter.bytes["global read"] += spread.offsets.size * size
+        if region.lines_read is None:
+            region.lines_read = Touched(region.extent // CACHE_LINE + 2)
+        start += region.address % CACHE_LINE
+        rest = start % CACHE_LINE
+        ends = size if _may_straddle(region, size) else 1
+        lines = spread.lines.get((rest, ends))
+        if lines is None:
+            first = spread.offsets + rest
+            places = first >> 7
+            if ends > 1:
+                places = np.concatenate((places, first + (ends - 1) >> 7))
+            lines = spread.lines[rest, ends] = np.unique(places)
+        region.lines_read.mark_few(lines + start // CACHE_LINE)
+
     def _count(self, region: Region, how: str, offsets: np.ndarray, mask: np.ndarray, size: int, full: bool) -> None:
         count = mask.size if full else int(np.count_nonzero(mask))
         self.machine.counter.bytes["global read" if how == "read" else "global written"] += count * size
@@ -102,7 +119,7 @@ class HazardChecks:
                 region.lines_written = lines
         at = (offsets + region.address % CACHE_LINE) >> 7
         lines.mark(at if full else at[mask])
-        if (region.address | size) & (size - 1) or size & (size - 1):
+        if _may_straddle(region, size):
             end = (offsets + (region.address % CACHE_LINE + size - 1)) >> 7
             lines.mark(end if full else end[mask])
 
@@ -154,3 +171,8 @@ class HazardChecks:
                     tensor=region.name,
                     offset=int(at[position]) + step,
                 )
+
+
+def _may_straddle(region: Region, size: int) -> bool:
+    """Whether naturally aligned offsets may lead to accesses of two cache lines."""
+    return bool((region.address | size) & (size - 1) or size & (size - 1))

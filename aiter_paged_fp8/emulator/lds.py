@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .errors import MemoryFault
+from .math.lanes import transpose_read_source
 
 if TYPE_CHECKING:
+    from .lds_check import Pattern
     from .machine import Machine
     from .operation import Operation
     from .state import Group
@@ -109,6 +111,37 @@ class Lds:
             at >>= 2
             return [self.words.take(at + k if k else at) for k in range(count)]
         return [self.read_small(group, addresses + np.uint32(4 * k), 4) for k in range(count)]
+
+    def places(self, group: Group, pattern: Pattern, count: int) -> np.ndarray | None:
+        """Which items of ``count`` dwords a pattern names; None where it does not name whole ones."""
+        if count == 3 or pattern.bits & (4 * count - 1):
+            return None
+        found = pattern.places.get(4 * count)
+        if found is None:
+            found = pattern.places[4 * count] = self.place(group, pattern.addresses) // (4 * count)
+        return found
+
+    def transposed_places(self, group: Group, pattern: Pattern, bits: int) -> np.ndarray | None:
+        """Which elements a transposing read brings to each lane ``[waves, workgroups, 64, elements]``."""
+        if bits not in (8, 16):
+            return None
+        found = pattern.places.get(bits // 8)
+        if found is None:
+            lane, element = transpose_read_source(bits)
+            base = self.place(group, pattern.addresses) // (bits // 8)
+            found = pattern.places[bits // 8] = base[..., lane] + element
+        return found
+
+    def take(self, places: np.ndarray, count: int) -> np.ndarray:
+        """Items of ``count`` dwords as registers ``[count, waves, workgroups, 64]``."""
+        if count == 1:
+            return self.words.take(places)[None]
+        items = (self.quads if count == 4 else self.pairs).take(places)
+        return items.view(np.uint32).reshape(*places.shape, count).transpose(3, 0, 1, 2)
+
+    def take_transposed(self, places: np.ndarray, bits: int) -> np.ndarray:
+        """Elements, those of each lane together, as registers."""
+        return (self.flat if bits == 8 else self.halves).take(places).view(np.uint32).transpose(3, 0, 1, 2)
 
     def read_small(self, group: Group, addresses: np.ndarray, size: int) -> np.ndarray:
         """Gather values of 1, 2 or 4 bytes, zero-extended."""

@@ -6,6 +6,7 @@ that a repeated one costs one comparison of addresses and everything else is ari
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,9 +20,12 @@ from .undefined import UndefinedCheck, Unwritten
 if TYPE_CHECKING:
     from .machine import Machine
 
+# Up to so many waves, patterns are found by the content of the base register; so many are kept.
+FEW_WAVES, MOST_PATTERNS = 32, 4096
 # LDS is known to be written in blocks of this many bytes, so that a fully written buffer costs one comparison.
 BLOCK = 256
 _ALL_KNOWN = np.uint64(0x0101010101010101)
+_ALL_KNOWN_16 = np.ones(16, np.bool_).view(np.complex128)[0]
 
 
 class Pattern:
@@ -39,12 +43,18 @@ class Pattern:
         Lowest and highest first byte per wave of the workgroup, when the first lane was at ``origin``.
     bits : int
         OR of all addresses then.
+    places : dict
+        What accesses of these very addresses take from LDS or put there, by kind of access: see ``find``.
     """
 
-    __slots__ = ("bits", "conflicts", "end", "first", "high", "low", "number", "origin", "relative", "start")
+    __slots__ = (
+        *("addresses", "base", "bits", "conflicts", "end", "first", "high", "low", "number", "origin", "places"),
+        *("relative", "start"),
+    )
 
     def __init__(self, number: int, addresses: np.ndarray) -> None:
         self.number = number
+        self.addresses = addresses
         self.first = self.origin = int(addresses.flat[0])
         self.relative = addresses - addresses.flat[0]
         rows = addresses.reshape(len(addresses), -1)
@@ -52,6 +62,25 @@ class Pattern:
         self.start, self.end = int(self.low.min()), int(self.high.max())
         self.bits = int(np.bitwise_or.reduce(addresses, axis=None))
         self.conflicts = -1
+        self.places: dict[Any, Any] = {}
+        self.base = 0
+
+    def moved(self, shift: int, size: int, alignment: int, limit: int) -> Pattern | None:
+        """The same pattern elsewhere; None where it would not be in bounds and aligned there."""
+        inside = self.start + shift >= 0 and self.end + shift + size <= limit
+        if not inside or (self.bits | shift) & (max(alignment, 4) - 1):
+            return None
+        copy = Pattern.__new__(Pattern)
+        copy.number, copy.conflicts, copy.relative = self.number, self.conflicts, self.relative
+        copy.addresses = self.addresses + np.uint32(shift & 0xFFFFFFFF)
+        copy.first = copy.origin = self.first + shift
+        copy.low, copy.high = self.low + shift, self.high + shift
+        copy.start, copy.end = self.start + shift, self.end + shift
+        copy.bits = self.bits | shift
+        copy.base = self.base + shift
+        # Items are at most 16 bytes.
+        copy.places = {} if shift & 15 else {unit: places + shift // unit for unit, places in self.places.items()}
+        return copy
 
 
 class LdsCheck:
@@ -65,12 +94,60 @@ class LdsCheck:
         self.races = RaceCheck(machine)
         self.patterns: dict[tuple[int, int, int], Pattern] = {}
         self.pattern_count = 0
+        # Accesses of which every byte is known.
         self.known_reads: set[tuple[int, ...]] = set()
+        self.known_writes: set[tuple[int, ...]] = set()
         if self.check_undefined and machine.lds_size:
             stride = machine.lds.stride
             self.known = np.zeros((machine.batch, stride), np.bool_)
             self.all_known = False
             self.block_known = np.zeros(-(-stride // BLOCK), np.bool_)
+
+    def find(
+        self,
+        group: Group,
+        op: Operation,
+        base: np.ndarray,
+        locate: Callable[[np.ndarray], np.ndarray],
+        offset: int,
+        size: int,
+        alignment: int,
+        place: int = 0,
+    ) -> Pattern | None:
+        """Find the pattern of an access by all lanes of a few waves by what its base register holds.
+
+        LDS has few places that a kernel goes to, again and again; where waves are few, telling that this is one of them
+        costs less than computing its addresses. None: to be done the long way.
+
+        Parameters
+        ----------
+        base : numpy.ndarray
+            uint32; addresses move with it.
+        locate : callable
+            From it to the addresses ``[waves, workgroups, 64]``.
+        offset : int
+            What ``locate`` adds beside what is the same for all instructions of the kind.
+        """
+        if not group.full or group.waves > FEW_WAVES:
+            return None
+        key = (op, place, base.tobytes())
+        pattern = group.patterns.get(key)
+        if pattern is None:
+            first = int(base.flat[0])
+            kind = (op.instruction.mnemonic, size, (base - base.flat[0]).tobytes())
+            like = group.patterns.get(kind)
+            if like is not None:
+                pattern = like.moved(first + offset - like.base, size, alignment, self.machine.lds.size)
+            if pattern is None:
+                addresses = locate(base)
+                self.machine.lds.check(op, group, addresses, size, alignment)
+                if len(group.patterns) > MOST_PATTERNS:
+                    group.patterns.clear()
+                self.pattern_count += 1
+                pattern = group.patterns[kind] = Pattern(self.pattern_count, addresses)
+                pattern.base = first + offset
+            group.patterns[key] = pattern
+        return pattern
 
     def access(
         self,
@@ -84,6 +161,7 @@ class LdsCheck:
         dma: bool = False,
         data: tuple[int, ...] | None = None,
         place: int = 0,
+        pattern: Pattern | None = None,
     ) -> tuple[np.ndarray, tuple[Event, ...]]:
         """Check and count an access at its issue.
 
@@ -99,6 +177,8 @@ class LdsCheck:
             Vector rows that a write stores; None: the data is defined.
         place : int
             Which of an instruction's accesses this is.
+        pattern : Pattern, optional
+            What ``find`` has found; it is known to be in bounds.
 
         Returns
         -------
@@ -107,7 +187,8 @@ class LdsCheck:
         events : tuple of Event
             For the pending operation; they are published when it has been waited for.
         """
-        pattern = self._pattern(group, op, addresses, size, alignment, place)
+        if pattern is None:
+            pattern = self._pattern(group, op, addresses, size, alignment, place)
         if pattern is None:
             addresses = self.machine.lds.check(op, group, addresses, size, alignment)
         self._count(group, op, addresses, size, pattern, write=write, dma=dma)
@@ -184,7 +265,7 @@ class LdsCheck:
         mask = group.exec
         if pattern is not None:
             shift = pattern.first - pattern.origin
-            low, high = pattern.low + shift, pattern.high + (shift + size)
+            low, high = pattern.low + shift if shift else pattern.low, pattern.high + (shift + size)
             start, end = pattern.start + shift, pattern.end + shift + size
         else:
             if not group.any_active:
@@ -234,22 +315,36 @@ class LdsCheck:
             }
         if self.all_known and not unknown:
             return
+        key = None if pattern is None else (pattern.number, pattern.first, size, group.rect.g0, group.rect.g1)
+        if not unknown and key in self.known_writes:
+            return
         first, last = self._span(group, addresses, size, pattern)
         if not unknown and self.block_known[first:last].all():
             return
         if unknown:
             self.known_reads.clear()
-        mask = group.exec
-        workgroups = np.broadcast_to(np.arange(group.rect.g0, group.rect.g1)[:, None], mask.shape)
-        rows, at = workgroups[mask], addresses[mask]
-        for byte in range(size):
-            known: Any = True
-            if byte // 4 in unknown:
-                known = ((unknown[byte // 4] >> np.uint32(8 * (byte % 4))) & np.uint32(0xFF))[mask] == 0
-            self.known[rows, at + byte] = known
+            self.known_writes.clear()
+        elif key is not None:
+            self.known_writes.add(key)
+        if not unknown and size == 16 and pattern is not None and not (pattern.bits | pattern.first) & 15:
+            # A complex number stands for 16 bytes.
+            items = self.known.reshape(-1).view(np.complex128)
+            items[self.machine.lds.place(group, addresses) >> 4] = _ALL_KNOWN_16
+        else:
+            mask = group.exec
+            workgroups = np.broadcast_to(np.arange(group.rect.g0, group.rect.g1)[:, None], mask.shape)
+            rows, at = workgroups[mask], addresses[mask]
+            for byte in range(size):
+                known: Any = True
+                if byte // 4 in unknown:
+                    known = ((unknown[byte // 4] >> np.uint32(8 * (byte % 4))) & np.uint32(0xFF))[mask] == 0
+                self.known[rows, at + byte] = known
         edge = self.known.shape[1]
-        for block in range(first, last):
-            self.block_known[block] = self.known[:, block * BLOCK : min((block + 1) * BLOCK, edge)].all()
+        whole = min(last, edge // BLOCK)
+        spans = self.known[:, first * BLOCK : whole * BLOCK].reshape(len(self.known), -1, BLOCK)
+        self.block_known[first:whole] = spans.all(axis=(0, 2))
+        if whole < last:
+            self.block_known[whole] = self.known[:, whole * BLOCK :].all()
         self.all_known = bool(self.block_known.all())
 
     def _read(self, group: Group, op: Operation, addresses: np.ndarray, size: int, pattern: Pattern | None) -> None:
@@ -257,11 +352,11 @@ class LdsCheck:
             return
         if self.all_known:
             return
-        first, last = self._span(group, addresses, size, pattern)
-        if self.block_known[first:last].all():
-            return
         key = None if pattern is None else (pattern.number, pattern.first, size, group.rect.g0, group.rect.g1)
         if key in self.known_reads:
+            return
+        first, last = self._span(group, addresses, size, pattern)
+        if self.block_known[first:last].all():
             return
         if self._all_known(group, addresses, size):
             if key is not None:

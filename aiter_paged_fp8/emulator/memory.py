@@ -46,6 +46,16 @@ class Touched:
         self.places[places] = True
         self.blocks[places >> LINE_BLOCK_BITS] = True
 
+    def mark_few(self, places: np.ndarray) -> None:
+        """Note different places in ascending order."""
+        self.places[places] = True
+        first, last = int(places[0]) >> LINE_BLOCK_BITS, int(places[-1]) >> LINE_BLOCK_BITS
+        if last - first <= len(places):
+            # A block that is looked at in vain does no harm.
+            self.blocks[first : last + 1] = True
+        else:
+            self.blocks[places >> LINE_BLOCK_BITS] = True
+
     def count(self) -> int:
         """How many were noted."""
         size = 1 << LINE_BLOCK_BITS
@@ -53,6 +63,18 @@ class Touched:
             int(np.count_nonzero(self.places[block * size : (block + 1) * size]))
             for block in np.flatnonzero(self.blocks).tolist()
         )
+
+
+class Spread:
+    """Offsets of all lanes of a group, as a register holds them, and what follows from them."""
+
+    __slots__ = ("highest", "lines", "lowest", "offsets")
+
+    def __init__(self, offsets: np.ndarray) -> None:
+        self.offsets = offsets.astype(np.int64)
+        self.lowest, self.highest = int(self.offsets.min()), int(self.offsets.max())
+        # Cache lines by where the offsets start within a line, and by the size of the access.
+        self.lines: dict[tuple[int, int], np.ndarray] = {}
 
 
 class Region:
@@ -81,6 +103,8 @@ class Region:
         buffer: Any = (ctypes.c_uint8 * extent).from_address(address) if extent else b""
         self.bytes = np.frombuffer(buffer, np.uint8)
         self.words = self.bytes[: extent & ~3].view(np.uint32) if address % 4 == 0 else None
+        # Complex numbers serve as 16-byte items: take copies their bits as they are.
+        self.quads = self.bytes[: extent & ~15].view(np.complex128) if address % 16 == 0 else None
         self.halves = self.bytes[: extent & ~1].view(np.uint16) if address % 2 == 0 else None
         # Says whether anybody still owns the buffer; None: not known, so it counts as owned.
         self.alive: Callable[[], bool] | None = None
@@ -104,7 +128,11 @@ class Region:
 
     def load_words(self, offsets: np.ndarray, count: int) -> list[np.ndarray]:
         """Gather ``count`` consecutive dwords from each byte offset."""
-        if self.words is not None and not int(np.bitwise_or.reduce(offsets, axis=None)) & 3:
+        low = int(np.bitwise_or.reduce(offsets, axis=None))
+        if count == 4 and self.quads is not None and not low & 15:
+            items = self.quads.take(offsets >> 4).view(np.uint32).reshape(*offsets.shape, 4)
+            return [items[..., k] for k in range(4)]
+        if self.words is not None and not low & 3:
             index = offsets >> 2
             return [self.words.take(index if k == 0 else index + k) for k in range(count)]
         return [self.load_small(offsets + 4 * k, 4) for k in range(count)]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 GRANULE = 16
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Event:
     """One LDS access of a group.
 
@@ -73,6 +73,8 @@ class RaceCheck:
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
         self.open: list[Event] = []
+        # Those that write: a read needs no others.
+        self.open_writes: list[Event] = []
         self.clean: set[tuple[int | None, ...]] = set()
         self.marks: np.ndarray | None = None
 
@@ -81,12 +83,14 @@ class RaceCheck:
     def access(self, event: Event) -> None:
         """Check an access against the open ones and open it itself."""
         start, end, write = event.start, event.end, event.write
-        for other in self.open:
-            if start < other.end and other.start < end and (write or other.write):
+        for other in self.open if write else self.open_writes:
+            if start < other.end and other.start < end:
                 self._compare(event, other)
         if write and len(event.low) > 1:
             self._compare_waves(event)
         self.open.append(event)
+        if write:
+            self.open_writes.append(event)
 
     def waited(self, group: Group, event: Event) -> None:
         """The waves of a group have waited for an event."""
@@ -121,6 +125,7 @@ class RaceCheck:
                         continue
             still.append(event)
         self.open = still
+        self.open_writes = [event for event in still if event.write]
 
     # -- comparing ----------------------------------------------------------------------------------------------
 
@@ -129,6 +134,13 @@ class RaceCheck:
         g0, g1 = max(new.rect.g0, old.rect.g0), min(new.rect.g1, old.rect.g1)
         if g0 >= g1:
             return
+        key = None
+        if new.pattern is not None and old.pattern is not None and old.live is None and old.waited is None:
+            # Patterns move as a whole.
+            shift = new.start - old.start
+            key = (new.op.index, new.pattern, old.op.index, old.pattern, shift, old.all_waited, g0, g1)
+            if key in self.clean:
+                return
         meet = (new.low[:, None] < old.high[None, :]) & (old.low[None, :] < new.high[:, None])
         new_waves = np.arange(new.rect.w0, new.rect.w1)
         old_waves = np.arange(old.rect.w0, old.rect.w1)
@@ -136,15 +148,7 @@ class RaceCheck:
         # A wave's own LDS operations keep their order, and so do its DMAs; a DMA and an LDS operation do not.
         if new.dma == old.dma or old.all_waited:
             meet &= ~same
-        if not meet.any():
-            return
-        key = None
-        if new.pattern is not None and old.pattern is not None and old.live is None and old.waited is None:
-            shift = int(new.addresses.flat[0]) - int(old.addresses.flat[0])
-            key = (new.op.index, new.pattern, old.op.index, old.pattern, shift, old.all_waited, g0, g1)
-            if key in self.clean:
-                return
-        found = self._exact(new, old, meet, same, g0, g1)
+        found = self._exact(new, old, meet, same, g0, g1) if meet.any() else None
         if found is None:
             if key is not None:
                 self.clean.add(key)

@@ -90,6 +90,27 @@ class Rect:
         )
 
 
+class RectViews:
+    """Views of the registers of a rectangle of waves, for every group that covers it: see ``Group``."""
+
+    def __init__(self, files: Files, rect: Rect) -> None:
+        index = rect.slices
+        vector, scalar = files.vector, files.scalar
+        whole = (rect.w1 - rect.w0, rect.g1 - rect.g0) == scalar.shape[1:]
+        self.registers = vector if whole else vector[:, index[0], index[1]]
+        self.scalars = (scalar if whole else scalar[:, index[0], index[1]])[..., None]
+        v = self.v = Views(lambda row: vector[row][index])
+        self.f = Views(lambda row: v[row].view(np.float32))
+        self.i = Views(lambda row: v[row].view(np.int32))
+        s = self.s = Views(lambda row: scalar[row][index])
+        sb = self.sb = Views(lambda row: s[row][..., None])
+        self.sf = Views(lambda row: sb[row].view(np.float32))
+        self.si = Views(lambda row: sb[row].view(np.int32))
+        self.scc = files.scc[index]
+        self.plans: dict[Any, Any] = {}
+        self.patterns: dict[Any, Any] = {}
+
+
 class Group:
     """Waves that stand at one program counter and have the same memory operations on their way.
 
@@ -118,7 +139,9 @@ class Group:
     scalars : numpy.ndarray
         All scalar registers ``[rows, waves, workgroups, 1]``.
     plans : dict
-        Views and places that batches have prepared for this group.
+        Views and places that batches and products have prepared for this rectangle.
+    patterns : dict
+        Addresses of LDS accesses by the content of their base register: see ``LdsCheck.find``.
     decoded : dict
         Matrix operands as float32 that the next product reads again: see ``isa.matrix.share_operands``.
     """
@@ -133,6 +156,7 @@ class Group:
         "i",
         "lgkm",
         "machine",
+        "patterns",
         "pc",
         "plans",
         "reading",
@@ -157,23 +181,17 @@ class Group:
         self.rect = rect
         self.pc = pc
         self.resume = 0
-        index = rect.slices
         files = machine.files
         self.shape = (rect.w1 - rect.w0, rect.g1 - rect.g0)
         self.waves = rect.waves
-        vector, scalar = files.vector, files.scalar
-        whole = self.shape == scalar.shape[1:]
-        self.registers = vector if whole else vector[:, index[0], index[1]]
-        self.scalars = (scalar if whole else scalar[:, index[0], index[1]])[..., None]
-        self.plans: dict[Any, Any] = {}
-        v = self.v = Views(lambda row: vector[row][index])
-        self.f = Views(lambda row: v[row].view(np.float32))
-        self.i = Views(lambda row: v[row].view(np.int32))
-        s = self.s = Views(lambda row: scalar[row][index])
-        sb = self.sb = Views(lambda row: s[row][..., None])
-        self.sf = Views(lambda row: sb[row].view(np.float32))
-        self.si = Views(lambda row: sb[row].view(np.int32))
-        self.scc = files.scc[index]
+        views = files.views.get(rect)
+        if views is None:
+            views = files.views[rect] = RectViews(files, rect)
+        self.registers, self.scalars = views.registers, views.scalars
+        self.v, self.f, self.i = views.v, views.f, views.i
+        self.s, self.sb, self.sf, self.si = views.s, views.sb, views.sf, views.si
+        self.plans, self.patterns = views.plans, views.patterns
+        self.scc = views.scc
         self.vm: list[Pending] = []
         self.lgkm: list[Pending] = []
         self.busy: dict[int, Pending] = {}
@@ -246,3 +264,5 @@ class Files:
         self.vector = np.full((max(vector_rows, 1), waves, workgroups, LANES), poison, np.uint32)
         self.scalar = np.full((SCALAR_ROWS, waves, workgroups), poison, np.uint32)
         self.scc = np.zeros((waves, workgroups), np.bool_)
+        # Made when a group first covers a rectangle.
+        self.views: dict[Rect, RectViews] = {}

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from ..errors import MachineFault
-from ..memory import Access, load_small, load_words
+from ..lds_check import FEW_WAVES
+from ..memory import Access, Spread, load_small, load_words
 from ..operation import Environment, Operation, Unimplemented, instruction
 from ..pending import Pending
 from ..state import LANES, SCALAR_ID, Group
@@ -168,6 +169,38 @@ def resolve(
     return accesses, False
 
 
+def resolve_few(op: Operation, g: Group, address: Address, count: int, unit: int) -> tuple[list[Access], bool] | None:
+    """Find where a load by all lanes of a few waves goes, and count it; None: the long way.
+
+    A kernel's offset registers keep what they hold while the scalar offset moves on, so that what follows from their
+    content is kept.
+    """
+    if not g.full or g.waves > FEW_WAVES or address.offset_row is None or address.index_row is not None:
+        return None
+    descriptors = address.descriptors(g, op)
+    if descriptors.only is None:
+        return None
+    moving = np.asarray(address.soffset(g))
+    first = int(moving.flat[0])
+    if moving.size > 1 and np.count_nonzero(moving == moving.flat[0]) != moving.size:
+        return None
+    base = g.v[address.offset_row]
+    key = (address.offset_row, base.tobytes())
+    spread = g.patterns.get(key)
+    if spread is None:
+        spread = g.patterns[key] = Spread(base)
+    shift, size = first + address.immediate, unit * count
+    lowest, highest = spread.lowest + shift, spread.highest + shift
+    if lowest < 0 or highest + size > descriptors.least:
+        return None
+    region = g.machine.memory.find(descriptors.only + lowest, highest - lowest + size)
+    if region is None:
+        return None
+    start = shift + descriptors.only - region.address
+    g.machine.hazards.spread_read(region, spread, start, size)
+    return [[(region, spread.offsets + start, g.exec)]], True
+
+
 def gather(accesses: list[Access], whole: bool, count: int, shape: tuple[int, ...]) -> list[Any]:
     """Dwords of every element; 0 where out of range."""
     if whole:
@@ -211,12 +244,21 @@ def buffer_load_dword(ins: Instruction, env: Environment) -> Operation:
         write_words(g, row, gather(accesses, whole, count, mask.shape), mask)
 
     def run(g: Group) -> None:
-        accesses, whole = resolve(op, g, address, count, 4, write=False)
-        note(g, op, accesses, 4, count, whole, write=False)
+        accesses, whole = load_places(op, g, address, count)
         g.machine.issue(g, Pending(op, effect, (accesses, whole, g.exec)), lgkm=False)
 
     op = Operation(ins, "vmem", run, reads=address.ids, writes=env.ids(target), sinks=address.ids)
     return op
+
+
+def load_places(op: Operation, g: Group, address: Address, count: int) -> tuple[list[Access], bool]:
+    """Where a load of dwords goes, counted and checked."""
+    few = resolve_few(op, g, address, count, 4)
+    if few is not None:
+        return few
+    accesses, whole = resolve(op, g, address, count, 4, write=False)
+    note(g, op, accesses, 4, count, whole, write=False)
+    return accesses, whole
 
 
 @instruction(
@@ -315,9 +357,9 @@ def buffer_store_narrow(ins: Instruction, env: Environment) -> Operation:
 # -- straight to LDS ------------------------------------------------------------------------------------------
 
 
-def _lds_target(g: Group, immediate: int, count: int, mask: Any) -> np.ndarray:
+def _lds_target(m0: np.ndarray, immediate: int, count: int) -> np.ndarray:
     """LDS address of each lane: M0 + inst_offset + the lane's place; the lane is the physical one."""
-    base = (g.s[M0] & mask) + U32(immediate)
+    base = m0 + U32(immediate & 0xFFFFFFFF)
     return base[..., None] + LANE * U32(LDS_LANE_STRIDE[count])
 
 
@@ -326,15 +368,28 @@ def _to_lds(ins: Instruction, reads: set[int], locate: Any, immediate: int, coun
         raise Unimplemented("a load to LDS has 1, 3 or 4 dwords")
 
     def effect(g: Group, payload: Any) -> None:
-        accesses, whole, addresses, mask = payload
-        g.machine.lds.write(g, addresses, gather(accesses, whole, count, mask.shape), mask)
+        accesses, whole, addresses, places, mask = payload
+        lds = g.machine.lds
+        if places is not None and whole and len(accesses[0]) == 1:
+            region, offsets, _ = accesses[0][0]
+            if region.quads is not None and not int(np.bitwise_or.reduce(offsets, axis=None)) & 15:
+                lds.quads[places] = region.quads.take(offsets >> 4)
+                return
+        lds.write(g, addresses, gather(accesses, whole, count, mask.shape), mask)
 
     def run(g: Group) -> None:
         accesses, whole = locate(g)
-        note(g, op, accesses, 4, count, whole, write=False)
-        target = _lds_target(g, immediate, count, m0_mask)
-        addresses, events = g.machine.hazards.lds.access(g, op, target, 4 * count, 4, write=True, dma=True)
-        payload = (accesses, whole, addresses, g.exec)
+        checks = g.machine.hazards.lds
+
+        def target(base: np.ndarray) -> np.ndarray:
+            return _lds_target(base, immediate, count)
+
+        base = g.s[M0] & m0_mask
+        pattern = checks.find(g, op, base, target, immediate, 4 * count, 4)
+        aims = target(base) if pattern is None else pattern.addresses
+        addresses, events = checks.access(g, op, aims, 4 * count, 4, write=True, dma=True, pattern=pattern)
+        places = None if pattern is None or count != 4 else g.machine.lds.places(g, pattern, count)
+        payload = (accesses, whole, addresses, places, g.exec)
         g.machine.issue(g, Pending(op, effect, payload, events=events), lgkm=False)
 
     ids = reads | {SCALAR_ID + M0}
@@ -346,7 +401,7 @@ def _buffer_to_lds(ins: Instruction, env: Environment, count: int) -> Operation:
     address = decode_address(ins, env, 0)
 
     def locate(g: Group) -> tuple[list[Access], bool]:
-        return resolve(op, g, address, count, 4, write=False)
+        return load_places(op, g, address, count)
 
     op = _to_lds(ins, address.ids, locate, address.immediate, count, M0_MASK)
     return op
@@ -365,6 +420,7 @@ def global_load_lds(ins: Instruction, env: Environment) -> Operation:
 
     def locate(g: Group) -> tuple[list[Access], bool]:
         access = g.machine.memory.resolve(op, g, address(g), g.exec, 4 * count, write=False)
+        g.machine.hazards.global_read(g, op, access, 4 * count)
         return [access], True
 
     op = _to_lds(ins, env.ids(*ins.operands), locate, ins.integer("offset"), count, M0_MASK & U32(0x3FFFC))

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from ..lds_check import Pattern
 from ..math import lanes
 from ..operation import Environment, Operation, Unimplemented, instruction
 from ..pending import Pending
@@ -23,6 +24,12 @@ def _address(g: Group, row: int, offset: Any) -> np.ndarray:
     return g.v[row] + offset if offset else g.v[row].copy()
 
 
+def _located(g: Group, op: Operation, row: int, offset: Any, size: int, alignment: int) -> tuple[Any, Pattern | None]:
+    """Addresses of an access, and their pattern where it is known."""
+    pattern = g.machine.hazards.lds.find(g, op, g.v[row], lambda base: base + offset, int(offset), size, alignment)
+    return _address(g, row, offset) if pattern is None else pattern.addresses, pattern
+
+
 @instruction(
     *(f"ds_read_{size}" for size in WORDS), family=FAMILY, section="DS_READ_B32 and others", modifiers=["offset"]
 )
@@ -34,13 +41,18 @@ def ds_read(ins: Instruction, env: Environment) -> Operation:
     offset = U32(ins.integer("offset"))
 
     def effect(g: Group, payload: Any) -> None:
-        addresses, mask = payload
-        write_words(g, row, g.machine.lds.read(g, addresses, count), mask)
+        addresses, places, mask = payload
+        if places is None:
+            write_words(g, row, g.machine.lds.read(g, addresses, count), mask)
+        else:
+            g.registers[row : row + count] = g.machine.lds.take(places, count)
 
     def run(g: Group) -> None:
         machine = g.machine
-        addresses, events = machine.hazards.lds.access(g, op, _address(g, address, offset), 4 * count, 4, write=False)
-        machine.issue(g, Pending(op, effect, (addresses, g.exec), events=events), lgkm=True)
+        where, pattern = _located(g, op, address, offset, 4 * count, 4)
+        addresses, events = machine.hazards.lds.access(g, op, where, 4 * count, 4, write=False, pattern=pattern)
+        places = None if pattern is None else machine.lds.places(g, pattern, count)
+        machine.issue(g, Pending(op, effect, (addresses, places, g.exec), events=events), lgkm=True)
 
     ids = env.ids(ins.operands[1])
     op = Operation(ins, "lds", run, reads=ids, writes=env.ids(target), sinks=ids)
@@ -137,8 +149,9 @@ def ds_write(ins: Instruction, env: Environment) -> Operation:
 
     def run(g: Group) -> None:
         machine = g.machine
+        where, pattern = _located(g, op, address, offset, 4 * count, 4)
         addresses, events = machine.hazards.lds.access(
-            g, op, _address(g, address, offset), 4 * count, 4, write=True, data=rows
+            g, op, where, 4 * count, 4, write=True, data=rows, pattern=pattern
         )
         values = [g.v[k].copy() for k in rows]
         machine.issue(g, Pending(op, effect, (addresses, values, g.exec), events=events), lgkm=True)
@@ -237,17 +250,21 @@ def ds_read_transposed(ins: Instruction, env: Environment) -> Operation:
     offset = U32(ins.integer("offset"))
 
     def effect(g: Group, payload: Any) -> None:
-        addresses, mask = payload
+        addresses, places, mask = payload
+        if places is not None:
+            g.registers[row : row + count] = g.machine.lds.take_transposed(places, bits)
+            return
         fetched = np.stack(g.machine.lds.read(g, addresses, count), axis=-2)
         turned = lanes.transpose_read(fetched, bits)
         write_words(g, row, [turned[..., k, :] for k in range(count)], mask)
 
     def run(g: Group) -> None:
         machine = g.machine
-        addresses, events = machine.hazards.lds.access(
-            g, op, _address(g, address, offset), 4 * count, 4 if count == 3 else 8, write=False
-        )
-        machine.issue(g, Pending(op, effect, (addresses, g.exec), events=events), lgkm=True)
+        alignment = 4 if count == 3 else 8
+        where, pattern = _located(g, op, address, offset, 4 * count, alignment)
+        addresses, events = machine.hazards.lds.access(g, op, where, 4 * count, alignment, write=False, pattern=pattern)
+        places = None if pattern is None else machine.lds.transposed_places(g, pattern, bits)
+        machine.issue(g, Pending(op, effect, (addresses, places, g.exec), events=events), lgkm=True)
 
     ids = env.ids(ins.operands[1])
     op = Operation(ins, "lds", run, reads=ids, writes=env.ids(target), sinks=ids)
