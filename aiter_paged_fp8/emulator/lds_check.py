@@ -43,13 +43,15 @@ class Pattern:
         Lowest and highest first byte per wave of the workgroup, when the first lane was at ``origin``.
     bits : int
         OR of all addresses then.
+    stop : numpy.ndarray or None
+        First byte behind the highest access per wave, where the size of the accesses is known.
     places : dict
         What accesses of these very addresses take from LDS or put there, by kind of access: see ``find``.
     """
 
     __slots__ = (
         *("addresses", "base", "bits", "conflicts", "end", "first", "high", "low", "number", "origin", "places"),
-        *("relative", "start"),
+        *("relative", "start", "stop"),
     )
 
     def __init__(self, number: int, addresses: np.ndarray) -> None:
@@ -64,6 +66,7 @@ class Pattern:
         self.conflicts = -1
         self.places: dict[Any, Any] = {}
         self.base = 0
+        self.stop: np.ndarray | None = None
 
     def moved(self, shift: int, size: int, alignment: int, limit: int) -> Pattern | None:
         """The same pattern elsewhere; None where it would not be in bounds and aligned there."""
@@ -75,6 +78,7 @@ class Pattern:
         copy.addresses = self.addresses + np.uint32(shift & 0xFFFFFFFF)
         copy.first = copy.origin = self.first + shift
         copy.low, copy.high = self.low + shift, self.high + shift
+        copy.stop = copy.high + size
         copy.start, copy.end = self.start + shift, self.end + shift
         copy.bits = self.bits | shift
         copy.base = self.base + shift
@@ -146,6 +150,7 @@ class LdsCheck:
                 self.pattern_count += 1
                 pattern = group.patterns[kind] = Pattern(self.pattern_count, addresses)
                 pattern.base = first + offset
+                pattern.stop = pattern.high + size
             group.patterns[key] = pattern
         return pattern
 
@@ -265,7 +270,10 @@ class LdsCheck:
         mask = group.exec
         if pattern is not None:
             shift = pattern.first - pattern.origin
-            low, high = pattern.low + shift if shift else pattern.low, pattern.high + (shift + size)
+            if pattern.stop is not None:
+                low, high = pattern.low, pattern.stop
+            else:
+                low, high = pattern.low + shift, pattern.high + (shift + size)
             start, end = pattern.start + shift, pattern.end + shift + size
         else:
             if not group.any_active:

@@ -66,12 +66,12 @@ class Touched:
 
 
 class Spread:
-    """Offsets of all lanes of a group, as a register holds them, and what follows from them."""
+    """Offsets of all lanes of a group, as a register holds them, from that of its first lane, and what follows."""
 
     __slots__ = ("highest", "lines", "lowest", "offsets")
 
     def __init__(self, offsets: np.ndarray) -> None:
-        self.offsets = offsets.astype(np.int64)
+        self.offsets = offsets.astype(np.int64) - int(offsets.flat[0])
         self.lowest, self.highest = int(self.offsets.min()), int(self.offsets.max())
         # Cache lines by where the offsets start within a line, and by the size of the access.
         self.lines: dict[tuple[int, int], np.ndarray] = {}

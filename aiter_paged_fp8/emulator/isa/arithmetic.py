@@ -17,6 +17,9 @@ from .valu import FLOAT_MODIFIERS, source, valu
 
 FAMILY = "arithmetic"
 U32 = np.uint32
+ZERO = np.float32(0)
+# Elements from which on an operation costs more than its call.
+MANY = 4096
 Array = Any
 
 
@@ -34,6 +37,13 @@ def holds_nan(values: Array) -> bool:
     """Whether any element is a NaN: their squares' sum is one then alone, and costs a third of a maximum."""
     total = np.vdot(values, values)
     return bool(total != total)
+
+
+def holds_zero(values: Array) -> bool:
+    """Whether any element is a zero of either sign."""
+    # Counting floats takes one call, and time for each of them.
+    found = values if values.size < MANY else values != ZERO
+    return bool(np.count_nonzero(found) != values.size)
 
 
 def quick(operate: np.ufunc, exact: Callable[..., Array]) -> Callable[..., Array]:
@@ -57,11 +67,10 @@ def quick_extreme(pick: np.ufunc, exact: Callable[..., Array]) -> Callable[..., 
     """Minimum or maximum by the host's own, whose result is right unless it holds a NaN or a zero (of which sign?)."""
 
     def compute(*operands: Array) -> Array:
-        first, *rest = [operand.view(np.float32) for operand in operands]
-        result = pick(first, rest[0])
-        for operand in rest[1:]:
-            result = pick(result, operand)
-        if not holds_nan(result) and np.count_nonzero(result) == result.size:
+        result = pick(operands[0].view(np.float32), operands[1].view(np.float32))
+        for operand in operands[2:]:
+            pick(result, operand.view(np.float32), out=result)
+        if not holds_nan(result) and not holds_zero(result):
             return result.view(U32)
         return exact(*operands)
 
@@ -71,6 +80,8 @@ def quick_extreme(pick: np.ufunc, exact: Callable[..., Array]) -> Callable[..., 
 # Of a double's bits, those that rounding to float drops, and their pattern halfway between two floats.
 DROPPED, HALFWAY = np.uint64((1 << 29) - 1), np.uint64(1 << 28)
 TINY = np.float32(2.0**-126)
+# One in so many results: fewer ties are looked at by themselves.
+FEW_TIES = 64
 
 
 def quick_fma(a: Array, b: Array, c: Array) -> Array:
@@ -80,8 +91,8 @@ def quick_fma(a: Array, b: Array, c: Array) -> Array:
     floats, or the result is subnormal, where halves lie elsewhere; those cases and NaNs go to the exact function.
     """
     product = np.multiply(a.view(np.float32), b.view(np.float32), dtype=np.float64)
-    addend = c.view(np.float32).astype(np.float64)
-    total = np.asarray(product + addend)
+    addend = c.view(np.float32)
+    total = np.asarray(np.add(product, addend))
     result = total.astype(np.float32)
     lowest = np.minimum.reduce(np.abs(result), axis=None)
     # Also what has been rounded up to the smallest normal number.
@@ -92,15 +103,18 @@ def quick_fma(a: Array, b: Array, c: Array) -> Array:
         lowest = np.minimum.reduce(size, axis=None)
     if lowest != lowest:
         return floats.fma_f32(a, b, c)
-    apart = total.view(np.uint64) & DROPPED
-    apart ^= HALFWAY
-    if np.count_nonzero(apart) != apart.size:
-        halfway = apart == 0
+    halfway = total.view(np.uint64) & DROPPED == HALFWAY
+    ties = np.count_nonzero(halfway)
+    if ties:
+        if ties * FEW_TIES < halfway.size:
+            at = np.nonzero(halfway)
+            total, product, addend = (np.broadcast_to(part, result.shape)[at] for part in (total, product, addend))
+            halfway = halfway[at]
         # What the sum in double left out, exactly: only then does a tie break the wrong way.
         rest = total - product
         error = product - (total - rest)
         error += addend - rest
-        if np.count_nonzero(error) and np.count_nonzero(halfway & (error != 0)):
+        if np.count_nonzero(halfway & (error != 0)):
             return floats.fma_f32(a, b, c)
     return result.view(U32)
 

@@ -185,11 +185,16 @@ def resolve_few(op: Operation, g: Group, address: Address, count: int, unit: int
     if moving.size > 1 and np.count_nonzero(moving == moving.flat[0]) != moving.size:
         return None
     base = g.v[address.offset_row]
-    key = (address.offset_row, base.tobytes())
+    lane0 = base.flat[0]
+    key = (base - lane0).tobytes()
     spread = g.patterns.get(key)
     if spread is None:
         spread = g.patterns[key] = Spread(base)
-    shift, size = first + address.immediate, unit * count
+    origin = int(lane0)
+    if not (origin + spread.lowest >= 0 and origin + spread.highest < 1 << 32):
+        # Differences that wrapped around.
+        return None
+    shift, size = origin + first + address.immediate, unit * count
     lowest, highest = spread.lowest + shift, spread.highest + shift
     if lowest < 0 or highest + size > descriptors.least:
         return None

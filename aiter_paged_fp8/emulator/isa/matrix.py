@@ -127,17 +127,20 @@ class Plan:
         See ``Factor``.
     scales : list
         Bytes of the block scales.
+    units : bytes
+        Their content when they were last found to be 1.
     parts : list
         Workgroups at a time: which, their addend and their result.
     """
 
-    __slots__ = ("left", "parts", "product", "right", "scales", "shown")
+    __slots__ = ("left", "parts", "product", "right", "scales", "shown", "units")
 
     def __init__(self, g: Group, factors: tuple[Factor, Factor], row: int, addend: Any, scales: list[Any]) -> None:
         shape = factors[0].shape
         registers = _registers(g)
         self.left, self.right = (factor.views(g) for factor in factors)
         self.scales = scales
+        self.units = b""
         count = shape.result_registers
         target = mfma.result_view(registers[:, :, row : row + count], shape).view(np.float32)
         if isinstance(addend, int):
@@ -152,6 +155,17 @@ class Plan:
             product = np.empty((min(step, g.shape[1]), g.shape[0], shape.blocks, shape.rows, shape.rows), np.float32)
             g.plans[key] = product, mfma.product_view(product, shape)
         self.product, self.shown = g.plans[key]
+
+    def scaled(self) -> bool:
+        """Whether a block scale is not 1."""
+        if not self.scales:
+            return False
+        content = b"".join(scale.tobytes() for scale in self.scales)
+        if content != self.units:
+            if any(np.count_nonzero(scale == mfma.UNIT_SCALE) != scale.size for scale in self.scales):
+                return True
+            self.units = content
+        return False
 
     def multiply(self, a: np.ndarray, b: np.ndarray) -> None:
         """``D = A * B + C`` for A's rows and B's columns; one wave of either stands for all of its workgroup."""
@@ -249,7 +263,7 @@ def matrix(ins: Instruction, env: Environment) -> Operation:
     def run(g: Group) -> None:
         if direct:
             plan = plan_of(g)
-            if all(np.count_nonzero(scale == mfma.UNIT_SCALE) == scale.size for scale in plan.scales):
+            if not plan.scaled():
                 # The hot path: every operand is copied once, and the sum goes straight to the registers.
                 decoded = g.decoded
                 left = decoded.get(first.key) if first.reuse else None

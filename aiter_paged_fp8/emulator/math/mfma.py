@@ -70,11 +70,22 @@ def _pair_table(form: Narrow) -> NDArray[np.uint64]:
 
 
 def _look_up_pairs(form: Narrow, pairs: NDArray[np.unsignedinteger]) -> F32:
-    return np.take(_pair_table(form), pairs).view(np.float32)
+    found: F32 = _pair_table(form).take(pairs).view(np.float32)
+    return found
+
+
+# Up to so many elements, looking up each beats pairs of them, whose table is as large as a core's second-level cache.
+_FEW_ELEMENTS = 4096
 
 
 def _from_8_bits(form: Narrow) -> Callable[[U32], F32]:
-    return lambda words: _look_up_pairs(form, words.view(np.uint16))
+    single = decode_table(form).view(np.float32)
+
+    def decode(words: U32) -> F32:
+        codes = words.view(np.uint8)
+        return single.take(codes) if codes.size <= _FEW_ELEMENTS else _look_up_pairs(form, words.view(np.uint16))
+
+    return decode
 
 
 def _from_6_bits(form: Narrow) -> Callable[[U32], F32]:
