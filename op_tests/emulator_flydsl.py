@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import flydsl.compiler as flyc
@@ -12,6 +14,7 @@ import torch
 from aiter_paged_fp8.emulator import Options
 from aiter_paged_fp8.emulator.loader import load_table
 from aiter_paged_fp8.runtime import emulated
+from aiter_paged_fp8.runtime.takeover import EmulatorSession
 
 # As late as the waits allow, at once, and waves one after the other.
 SETTINGS = {
@@ -19,6 +22,11 @@ SETTINGS = {
     "earliest": Options(memory="earliest"),
     "skewed": Options(memory="latest", schedule="skewed"),
 }
+
+
+def emulating(options: Options | None = None) -> AbstractContextManager[EmulatorSession]:
+    """An emulator session that compiles each kernel once for all workers of a test run."""
+    return emulated(options, cache_dir=os.environ.get("AITER_PAGED_FP8_TEST_COMPILE_CACHE"))
 
 
 def launcher(kernel: Any, count: int, *, grid: int = 1, block: int = 64) -> Any:
@@ -74,7 +82,7 @@ def run_everywhere(
     executed: dict[str, int] = {}
     for name, options in SETTINGS.items():
         output.fill_(1)
-        with emulated(options) as session:
+        with emulating(options) as session:
             session.read_only(*inputs)
             if compiled is None:
                 compiled = flyc.compile(launch, *inputs, output)

@@ -10,6 +10,7 @@ import torch
 
 from aiter_paged_fp8.emulator import MemoryFault, Options
 from aiter_paged_fp8.runtime import emulated, flydsl_private
+from op_tests.emulator_flydsl import emulating
 
 BLOCK = 256
 
@@ -44,7 +45,7 @@ def operands(n):
 @pytest.mark.parametrize("memory", ["latest", "earliest", "seeded"])
 def test_vector_add_writes_its_result_and_counts_what_it_did(memory):
     a, b, c = operands(1024)
-    with emulated(Options(memory=memory)) as session:
+    with emulating(Options(memory=memory)) as session:
         add(a, b, c, 1024)
     assert torch.equal(c, a + b)
     (launch,) = session.launches
@@ -60,7 +61,7 @@ def test_vector_add_writes_its_result_and_counts_what_it_did(memory):
 
 def test_scalar_arguments_and_the_grid_come_from_the_host_launcher():
     a, b, c = operands(2048)
-    with emulated() as session:
+    with emulating() as session:
         compiled = flyc.compile(axpy, a, b, c, 2.5, 2048)
         assert len(session.launches) == 1
         c.fill_(0)
@@ -72,7 +73,7 @@ def test_scalar_arguments_and_the_grid_come_from_the_host_launcher():
 
 def test_compile_only_launches_nothing():
     a, b, c = operands(1024)
-    with emulated() as session:
+    with emulating() as session:
         with session.compile_only():
             compiled = flyc.compile(add, a, b, c, 1024)
         assert not session.launches
@@ -83,7 +84,7 @@ def test_compile_only_launches_nothing():
 
 def test_a_view_is_legal_only_to_its_own_end():
     a, b, c = operands(2048)
-    with emulated() as session:
+    with emulating() as session:
         with pytest.raises(MemoryFault) as fault:
             add(a, b[:1000], c, 1024)
         assert not session.launches
@@ -100,7 +101,7 @@ def test_a_view_is_legal_only_to_its_own_end():
 
 def test_stores_to_a_read_only_tensor_are_a_fault():
     a, b, c = operands(1024)
-    with emulated() as session:
+    with emulating() as session:
         session.read_only(c)
         with pytest.raises(MemoryFault, match="read-only"):
             add(a, b, c, 1024)
@@ -108,7 +109,7 @@ def test_stores_to_a_read_only_tensor_are_a_fault():
 
 def test_a_compiled_function_says_where_it_may_be_called():
     a, b, c = operands(1024)
-    with emulated():
+    with emulating():
         compiled = flyc.compile(add, a, b, c, 1024)
     with pytest.raises(RuntimeError, match="compiled for the emulator"):
         compiled(a, b, c, 1024, fx.Stream(None))

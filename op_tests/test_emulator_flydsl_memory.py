@@ -6,8 +6,7 @@ import flydsl.expr as fx
 import pytest
 import torch
 
-from aiter_paged_fp8.runtime import emulated
-from op_tests.emulator_flydsl import SETTINGS, launcher, run_everywhere
+from op_tests.emulator_flydsl import SETTINGS, emulating, launcher, run_everywhere
 
 BLOCK = 256
 WORDS = torch.randint(-(2**31), 2**31 - 1, (8 * BLOCK,), generator=torch.Generator().manual_seed(1), dtype=torch.int32)
@@ -200,6 +199,6 @@ def test_a_store_of_every_workgroup_to_one_place_is_reported():
 
     out = torch.zeros(BLOCK, dtype=torch.int32)
     for options in SETTINGS.values():
-        with emulated(options) as session:
+        with emulating(options) as session:
             flyc.compile(launcher(kernel, 2, grid=2, block=BLOCK), WORDS, out)
         assert [report.kind for report in session.launches[0].reports] == ["global-race"]

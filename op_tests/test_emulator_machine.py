@@ -22,7 +22,7 @@ from aiter_paged_fp8.emulator import (
 )
 from aiter_paged_fp8.emulator.banks import conflict_cycles
 from aiter_paged_fp8.emulator.queue import Work
-from aiter_paged_fp8.runtime import emulated
+from op_tests.emulator_flydsl import emulating
 from op_tests.emulator_kernels import Kernel, isa_text
 
 STORE_ID = """
@@ -272,7 +272,7 @@ def double(A: fx.Tensor, C: fx.Tensor, n: fx.Int32, stream: fx.Stream = fx.Strea
 
 def test_launches_join_streams_and_graphs():
     a, c = torch.arange(64.0), torch.zeros(64)
-    with emulated() as session:
+    with emulating() as session:
         with stream() as queue:
             double(a, c, 64)
         assert not session.launches
@@ -289,7 +289,7 @@ def test_launches_join_streams_and_graphs():
 
 def test_a_temporary_that_was_freed_before_its_kernel_ran_is_found():
     a, c = torch.arange(64.0), torch.zeros(64)
-    with emulated():
+    with emulating():
         with stream() as queue:
             temporary = a.clone()
             double(temporary, c, 64)

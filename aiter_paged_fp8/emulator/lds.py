@@ -79,23 +79,11 @@ class Lds:
     def _fault(
         self, op: Operation, group: Group, wrong: np.ndarray, addresses: np.ndarray, size: int, rule: str
     ) -> None:
-        machine = self.machine
         wave, workgroup, lane = (int(axis[0]) for axis in np.nonzero(wrong & group.exec))
         address = int(addresses[wave, workgroup, lane])
         rule = rule or f"the workgroup has {self.size} bytes of LDS"
-        raise MemoryFault(
-            f"kernel {machine.program.name}, {machine.program.describe(op.index)}: "
-            f"{machine.locate(group, wave, workgroup)}, lane {lane} accesses {size} bytes of LDS at {address:#x}: "
-            f"{rule}",
-            kernel=machine.program.name,
-            line=op.instruction.line,
-            text=op.instruction.text,
-            wave=machine.wave_of(group, wave),
-            workgroup=machine.workgroup_of(group, workgroup),
-            lane=lane,
-            address=address,
-            size=size,
-        )
+        what = f"accesses {size} bytes of LDS at {address:#x}: {rule}"
+        raise self.machine.lane_fault(op, group, (wave, workgroup, lane), address, size, what)
 
     def read(self, group: Group, addresses: np.ndarray, count: int) -> list[np.ndarray]:
         """Gather ``count`` dwords from each address."""

@@ -421,6 +421,32 @@ class Machine:
         """``workgroup (x, y, z), wave n``."""
         return f"workgroup {self.workgroup_of(group, workgroup)}, wave {self.wave_of(group, wave)}"
 
+    def lane_fault(
+        self,
+        op: Operation,
+        group: Group,
+        lane: tuple[int, int, int],
+        address: int,
+        size: int,
+        what: str,
+        nearest: str | None = None,
+    ) -> MemoryFault:
+        """The fault of one lane's access; wave and workgroup of ``lane`` count within the group."""
+        wave, workgroup, number = lane
+        return MemoryFault(
+            f"kernel {self.program.name}, {self.program.describe(op.index)}: {self.locate(group, wave, workgroup)}, "
+            f"lane {number} {what}",
+            kernel=self.program.name,
+            line=op.instruction.line,
+            text=op.instruction.text,
+            wave=self.wave_of(group, wave),
+            workgroup=self.workgroup_of(group, workgroup),
+            lane=number,
+            address=address,
+            size=size,
+            nearest=nearest,
+        )
+
     def fault_alignment(self, op: Operation, alignment: int) -> None:
         """Raise the fault of an access whose address is no multiple of ``alignment``."""
         raise MemoryFault(

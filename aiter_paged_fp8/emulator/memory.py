@@ -261,8 +261,6 @@ class Memory:
         self, op: Operation, group: Group, wave: int, workgroup: int, lane: int, address: int, size: int, write: bool
     ) -> None:
         """Raise the fault of one lane; wave and workgroup count within the group."""
-        machine = group.machine
-        where = machine.locate(group, wave, workgroup)
         near = self.nearest(address)
         hint = "no tensor is registered"
         for region in self.freed:
@@ -275,20 +273,9 @@ class Memory:
                 beyond = address + size - near.end if address >= near.address else near.address - address
                 side = "past the end of" if address >= near.address else "before the start of"
                 hint = f"{beyond} bytes {side} the nearest tensor, {near!r}"
-        action = "writes" if write else "reads"
-        raise MemoryFault(
-            f"kernel {machine.program.name}, {machine.program.describe(op.index)}: {where}, lane {lane} {action} "
-            f"{size} bytes at {address:#x}: {hint}",
-            kernel=machine.program.name,
-            line=op.instruction.line,
-            text=op.instruction.text,
-            wave=machine.wave_of(group, wave),
-            workgroup=machine.workgroup_of(group, workgroup),
-            lane=lane,
-            address=address,
-            size=size,
-            nearest=None if near is None else near.name,
-        )
+        what = f"{'writes' if write else 'reads'} {size} bytes at {address:#x}: {hint}"
+        name = None if near is None else near.name
+        raise group.machine.lane_fault(op, group, (wave, workgroup, lane), address, size, what, name)
 
     @staticmethod
     def _write_fault(op: Operation, group: Group, region: Region) -> Access:
