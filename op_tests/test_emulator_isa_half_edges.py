@@ -71,7 +71,7 @@ def test_packed(mnemonic):
     held_against(text, got >> 16, ARITHMETIC[PACKED[mnemonic]], columns, 16)
 
 
-def test_mixed_multiply_add_rounds_once_to_single():
+def test_mixed_multiply_add_widens_its_halves_and_rounds_to_single():
     a, b = operands(2)
     generator = np.random.default_rng(32)
     c = generator.standard_normal((CASES, LANES)).astype(np.float32).view(np.uint32)
