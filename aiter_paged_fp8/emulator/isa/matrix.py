@@ -133,7 +133,7 @@ class Plan:
         Workgroups at a time: which, their addend and their result.
     """
 
-    __slots__ = ("left", "parts", "product", "right", "scales", "shown", "units")
+    __slots__ = ("beside", "left", "parts", "product", "right", "scales", "shown", "units")
 
     def __init__(self, g: Group, factors: tuple[Factor, Factor], row: int, addend: Any, scales: list[Any]) -> None:
         shape = factors[0].shape
@@ -153,8 +153,14 @@ class Plan:
         key = (shape, step)
         if key not in g.plans:
             product = np.empty((min(step, g.shape[1]), g.shape[0], shape.blocks, shape.rows, shape.rows), np.float32)
-            g.plans[key] = product, mfma.product_view(product, shape)
-        self.product, self.shown = g.plans[key]
+            # The same place where one product has the columns of all waves side by side.
+            beside = product.reshape(len(product), shape.rows, -1, shape.rows) if shape.blocks == 1 else product
+            g.plans[key] = (
+                product,
+                mfma.product_view(product, shape),
+                mfma.product_view(beside.swapaxes(1, 2)[:, :, None], shape) if shape.blocks == 1 else None,
+            )
+        self.product, self.shown, self.beside = g.plans[key]
 
     def scaled(self) -> bool:
         """Whether a block scale is not 1."""
@@ -172,17 +178,20 @@ class Plan:
         for part, addend, target in self.parts:
             left, right = a[part], b[part]
             groups = len(left)
-            product, shown = self.product, self.shown
-            if groups < len(product):
-                product, shown = product[:groups], shown[:groups]
+            product, shown = self.product[:groups], self.shown
             if right.shape[1] == 1 and left.shape[1] > 1:
-                # All waves multiply by the same columns: one product of many rows is a little faster.
+                # All waves multiply by the same columns: one product of many rows.
                 rows = left.shape[1] * left.shape[3]
                 columns = right[:, 0, 0].swapaxes(-1, -2)
                 np.matmul(left.reshape(groups, rows, -1), columns, out=product.reshape(groups, rows, -1))
+            elif left.shape[1] == 1 and right.shape[1] > 1:
+                # All waves multiply the same rows: one product of many columns.
+                every = right.reshape(groups, right.shape[1] * right.shape[3], -1).swapaxes(-1, -2)
+                np.matmul(left[:, 0, 0], every, out=product.reshape(groups, left.shape[3], -1))
+                shown = self.beside
             else:
                 np.matmul(left, right.swapaxes(-1, -2), out=product)
-            np.add(shown, addend, out=target)
+            np.add(shown[:groups], addend, out=target)
 
 
 def _addend(env: Environment, operand: Operand, count: int) -> Any:
