@@ -16,6 +16,8 @@ from .operation import Operation
 from .state import SCALAR_ID, Group
 from .syntax import EXEC_HI, EXEC_LO, Name
 
+Step = tuple[Callable[[Group], Any], Operation]
+
 EXEC_IDS = frozenset({SCALAR_ID + EXEC_LO, SCALAR_ID + EXEC_HI})
 # Kinds of instructions that do no more than their reads and writes tell.
 PLAIN_KINDS = frozenset({"valu", "trans", "salu", "mfma"})
@@ -33,11 +35,9 @@ class Block:
     needs : frozenset of int
         What is read before the block itself has written it.
     writes : frozenset of int
-    steps : list
-        (run, operation): what to call one after the other, and one of the operations that it executes.
     """
 
-    __slots__ = ("end", "needs", "number", "registers", "start", "steps", "writes")
+    __slots__ = ("_operations", "_steps", "end", "needs", "number", "registers", "start", "writes")
 
     def __init__(self, operations: Sequence[Operation], start: int, end: int, number: int) -> None:
         self.start, self.end, self.number = start, end, number
@@ -49,7 +49,18 @@ class Block:
             writes |= op.writes
         self.needs, self.writes = frozenset(needs), frozenset(writes)
         self.registers = self.needs | self.writes
-        self.steps = _schedule([op for op in mine if op.kind in PLAIN_KINDS])
+        self._operations: Sequence[Operation] = mine
+        self._steps: list[Step] | None = None
+
+    @property
+    def steps(self) -> list[Step]:
+        """(run, operation): what to call one after the other, and one of the operations that it executes.
+
+        Arranged when it is first run: many blocks are only asked for.
+        """
+        if self._steps is None:
+            self._steps = _schedule([op for op in self._operations if op.kind in PLAIN_KINDS])
+        return self._steps
 
 
 def _movable(op: Operation) -> bool:
@@ -110,9 +121,6 @@ class Blocks:
                 return index
             undefined -= op.writes
         return end
-
-
-Step = tuple[Callable[[Group], Any], Operation]
 
 
 def _schedule(operations: Sequence[Operation]) -> list[Step]:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import threadpoolctl
 
-from .blocks import Block
+from .blocks import SHORTEST, Block
 from .counts import Counter, Counts
 from .errors import MachineFault, MemoryFault
 from .hazards import HazardChecks
@@ -237,7 +237,7 @@ class Machine:
         # A trace wants every instruction by itself.
         blocks = self.loaded.blocks if trace is None else None
         while True:
-            if group.full and blocks is not None:
+            if blocks is not None and group.full and budget - steps >= SHORTEST:
                 block = blocks.at(group, pc)
                 if block is not None and steps + block.end - pc <= budget and not self._stops_inside(block, stops):
                     self.counter.blocks[block.number] += waves

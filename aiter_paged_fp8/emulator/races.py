@@ -59,6 +59,17 @@ class Event:
     waited: np.ndarray | None = None
     bits: int = field(default=-1)
     passed: bool = False
+    cells: tuple[np.ndarray, np.ndarray] | None = None
+
+    def cell_spans(self) -> tuple[np.ndarray, np.ndarray]:
+        """Span of bytes per wave and workgroup: ``[waves, workgroups]``."""
+        if self.cells is None:
+            low, high = self.addresses, self.addresses
+            if not self.mask.all():
+                low = np.where(self.mask, low, np.uint32(0xFFFFFFFF))
+                high = np.where(self.mask, high, np.uint32(0))
+            self.cells = low.min(axis=-1).astype(np.int64), high.max(axis=-1).astype(np.int64) + self.size
+        return self.cells
 
     def lowest_bits(self) -> int:
         """OR of all addresses and the size: its lowest set bit is the alignment."""
@@ -148,6 +159,11 @@ class RaceCheck:
         # A wave's own LDS operations keep their order, and so do its DMAs; a DMA and an LDS operation do not.
         if new.dma == old.dma or old.all_waited:
             meet &= ~same
+        if max(new.rect.g1 - new.rect.g0, old.rect.g1 - old.rect.g0) > 1 and meet.any():
+            # Workgroups may stand at different places of a ring; only within one of them can accesses meet.
+            new_low, new_high = (span[:, g0 - new.rect.g0 : g1 - new.rect.g0] for span in new.cell_spans())
+            old_low, old_high = (span[:, g0 - old.rect.g0 : g1 - old.rect.g0] for span in old.cell_spans())
+            meet &= ((new_low[:, None] < old_high[None]) & (old_low[None] < new_high[:, None])).any(axis=-1)
         found = self._exact(new, old, meet, same, g0, g1) if meet.any() else None
         if found is None:
             if key is not None:

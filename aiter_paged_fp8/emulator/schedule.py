@@ -92,7 +92,8 @@ class Scheduler:
                 chosen = min(range(len(groups)), key=lambda k: groups[k].pc)
             group = groups.pop(chosen)
             rivals = [other for other in groups if not self.apart or other.rect.w0 == group.rect.w0]
-            self.stops = {other.pc for other in rivals}
+            # One that stands here too and can't be joined to a rectangle is nothing to wait for.
+            self.stops = {other.pc for other in rivals if other.pc != group.pc or self._union(group, other) is not None}
             self.shared = bool(rivals)
             if group.pc in self.stops:
                 # Another one stands here too but has other operations on their way: they go on step by step, until
@@ -128,15 +129,23 @@ class Scheduler:
                     break
         return groups
 
+    def _behind(self, p: Rect, q: Rect) -> tuple[int, Rect] | None:
+        """Axis and rectangle of q behind p; None where they make none."""
+        if (p.w0, p.w1) == (q.w0, q.w1) and p.g1 == q.g0:
+            return 1, Rect(p.w0, p.w1, p.g0, q.g1)
+        if (p.g0, p.g1) == (q.g0, q.g1) and p.w1 == q.w0 and not self.apart:
+            return 0, Rect(p.w0, q.w1, p.g0, p.g1)
+        return None
+
+    def _union(self, a: Group, b: Group) -> tuple[int, Rect] | None:
+        return self._behind(a.rect, b.rect) or self._behind(b.rect, a.rect)
+
     def _join_two(self, a: Group, b: Group) -> Group | None:
         """Join b behind a, if they make a rectangle and have the same operations on their way."""
-        p, q = a.rect, b.rect
-        if (p.w0, p.w1) == (q.w0, q.w1) and p.g1 == q.g0:
-            axis, rect = 1, Rect(p.w0, p.w1, p.g0, q.g1)
-        elif (p.g0, p.g1) == (q.g0, q.g1) and p.w1 == q.w0 and not self.apart:
-            axis, rect = 0, Rect(p.w0, q.w1, p.g0, p.g1)
-        else:
+        union = self._behind(a.rect, b.rect)
+        if union is None:
             return None
+        axis, rect = union
         for left, right in ((a.vm, b.vm), (a.lgkm, b.lgkm)):
             if len(left) != len(right) or not all(x.same_as(y) for x, y in zip(left, right, strict=True)):
                 return None
