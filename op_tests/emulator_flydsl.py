@@ -26,7 +26,7 @@ SETTINGS = {
 
 def emulating(options: Options | None = None) -> AbstractContextManager[EmulatorSession]:
     """An emulator session that compiles each kernel once for all workers of a test run."""
-    return emulated(options, cache_dir=os.environ.get("AITER_PAGED_FP8_TEST_COMPILE_CACHE"))
+    return emulated(options, cache_dir=os.environ.get("AITER_PAGED_FP8_CACHE_DIR"))
 
 
 def launcher(kernel: Any, count: int, *, grid: int = 1, block: int = 64) -> Any:
