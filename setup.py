@@ -29,6 +29,11 @@ setup(
     # 2.4 is the first torch whose CPU build converts, views and gathers float8 as the fallback needs it.
     # threadpoolctl: the emulator multiplies many small matrices, which a BLAS with two threads does three times slower.
     install_requires=["torch>=2.4", "numpy>=1.26", "threadpoolctl>=3.1"],
+    # What serving engines call in each of their processes: it does nothing unless AITER_PAGED_FP8_INSTALL is set.
+    entry_points={
+        "vllm.general_plugins": ["aiter_paged_fp8 = aiter_paged_fp8.integrations:install_from_environment"],
+        "sglang.srt.plugins": ["aiter_paged_fp8 = aiter_paged_fp8.integrations:install_from_environment"],
+    },
     extras_require={
         # Without FlyDSL every call runs through the dense fallback.
         "native": ["flydsl>=0.5.0"],
