@@ -3,8 +3,12 @@ writes it, at byte offsets, and the result is held against attention over the to
 
 from __future__ import annotations
 
+import ast
+import inspect
 import math
+import re
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -261,3 +265,23 @@ def test_no_device_memory_is_read() -> None:
     offsets = torch.empty(4, dtype=torch.int32, device="meta")
     indptr, ids, last = pages_from_slots(offsets, torch.empty(640, dtype=torch.int32, device="meta"), 64)
     assert (indptr.shape[0], ids.shape[0], last.shape[0]) == (4, 13, 3)
+
+
+def test_the_call_sites_in_the_docs_name_arguments_that_exist() -> None:
+    """Engines are not here to run them; their calls of this package can be bound."""
+    text = (Path(__file__).parents[1] / "docs" / "integrations.md").read_text()
+    functions = (nhd_arguments, vectorized_5d_arguments, pages_from_slots, paged_prefill_arguments)
+    signatures = {function.__name__: inspect.signature(function) for function in functions}
+    seen = set()
+    for block in re.findall(r"```python\n(.*?)```", text, re.S):
+        tree = ast.parse(block)
+        calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
+        names = {call.func.id: [word.arg for word in call.keywords if word.arg] for call in calls}
+        for call in calls:
+            if call.func.id in signatures:
+                seen.add(call.func.id)
+                words = [word.arg for word in call.keywords if word.arg]
+                if len(words) < len(call.keywords):  # **common
+                    words += names["dict"]
+                signatures[call.func.id].bind(*call.args, **dict.fromkeys(words))
+    assert seen == set(signatures)
