@@ -58,22 +58,12 @@ def nhd_arguments(
     dict
         Complete: ``flydsl_flash_attn_paged_prefill_func(**arguments)``.
     """
-    k, v = as_fp8("k_buffer", k_buffer), as_fp8("v_buffer", v_buffer)
-    _check_dims(k_buffer, v_buffer, 3, "[slots, Hkv, D] (nhd)")
+    cache = _cache(k_buffer, v_buffer, 3, "[slots, Hkv, D] (nhd)")
     return {
-        "q": _by_head("q", q, k.shape[2]),
-        "k": k,
-        "v": v,
-        "cu_seqlens_q": qo_indptr,
-        "max_seqlen_q": max_q_len,
-        "max_seqlen_k": max_kv_len,
+        **_queries(q, cache[0].shape[2], qo_indptr, max_q_len, max_kv_len, scaling, causal),
+        **_named_cache(cache, q_scale, k_scale, v_scale),
         "kv_indptr": kv_indptr,
         "kv_page_indices": kv_indices,
-        "q_descale": q_scale,
-        "k_descale": k_scale,
-        "v_descale": v_scale,
-        "softmax_scale": scaling,
-        "causal": causal,
     }
 
 
@@ -110,23 +100,14 @@ def vectorized_5d_arguments(
     dict
         Complete: ``flydsl_flash_attn_paged_prefill_func(**arguments)``.
     """
-    k, v = as_fp8("k_buffer", k_buffer), as_fp8("v_buffer", v_buffer)
-    _check_dims(k_buffer, v_buffer, 5, "[pages, Hkv, D/16, page, 16] (vectorized_5d)")
+    cache = _cache(k_buffer, v_buffer, 5, "[pages, Hkv, D/16, page, 16] (vectorized_5d)")
+    packs, pack = cache[0].shape[2], cache[0].shape[4]
     return {
-        "q": _by_head("q", q, k.shape[2] * k.shape[4]),
-        "k": k,
-        "v": v,
-        "cu_seqlens_q": qo_indptr,
-        "max_seqlen_q": max_q_len,
-        "max_seqlen_k": max_kv_len,
+        **_queries(q, packs * pack, qo_indptr, max_q_len, max_kv_len, scaling, causal),
+        **_named_cache(cache, q_scale, k_scale, v_scale),
         "kv_indptr": kv_indptr,
         "kv_page_indices": kv_page_indices,
         "kv_last_page_lens": kv_last_page_lens,
-        "q_descale": q_scale,
-        "k_descale": k_scale,
-        "v_descale": v_scale,
-        "softmax_scale": scaling,
-        "causal": causal,
     }
 
 
@@ -172,16 +153,33 @@ def pages_from_slots(
     return indptr.int(), pages.int(), last.int()
 
 
-def _by_head(name: str, q: torch.Tensor, dim: int) -> torch.Tensor:
-    """[tokens, Hq, D] from either form that SGLang's layers have."""
+def _queries(
+    q: torch.Tensor, dim: int, qo_indptr: torch.Tensor, max_q_len: int, max_kv_len: int, scaling: Any, causal: bool
+) -> dict[str, Any]:
+    """The arguments about queries; q as [tokens, Hq, D] from either form that SGLang's layers have."""
     if isinstance(q, torch.Tensor) and q.dim() == 2:
         if q.shape[1] % dim:
-            raise ValueError(f"{name}: got shape {list(q.shape)}; accepted: [tokens, Hq * {dim}], the pool's head dim")
-        return q.unflatten(1, (q.shape[1] // dim, dim))
-    return q
+            raise ValueError(f"q: got shape {list(q.shape)}; accepted: [tokens, Hq * {dim}], the pool's head dim")
+        q = q.unflatten(1, (q.shape[1] // dim, dim))
+    return {
+        "q": q,
+        "cu_seqlens_q": qo_indptr,
+        "max_seqlen_q": max_q_len,
+        "max_seqlen_k": max_kv_len,
+        "softmax_scale": scaling,
+        "causal": causal,
+    }
 
 
-def _check_dims(k_buffer: torch.Tensor, v_buffer: torch.Tensor, dims: int, accepted: str) -> None:
-    for name, buffer in (("k_buffer", k_buffer), ("v_buffer", v_buffer)):
+def _cache(k_buffer: torch.Tensor, v_buffer: torch.Tensor, dims: int, form: str) -> tuple[torch.Tensor, torch.Tensor]:
+    k, v = as_fp8("k_buffer", k_buffer), as_fp8("v_buffer", v_buffer)
+    for name, buffer in (("k_buffer", k), ("v_buffer", v)):
         if buffer.dim() != dims:
-            raise ValueError(f"{name}: got shape {list(buffer.shape)}; accepted: {dims} dims, as in {accepted} for K")
+            raise ValueError(f"{name}: got shape {list(buffer.shape)}; accepted: {dims} dims, as in {form} for K")
+    return k, v
+
+
+def _named_cache(
+    cache: tuple[torch.Tensor, torch.Tensor], q_scale: torch.Tensor, k_scale: torch.Tensor, v_scale: torch.Tensor
+) -> dict[str, Any]:
+    return {"k": cache[0], "v": cache[1], "q_descale": q_scale, "k_descale": k_scale, "v_descale": v_scale}
