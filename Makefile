@@ -32,6 +32,8 @@ lint: $(VENV)/.ready
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
+	$(VENV)/bin/mypy .github/scripts/refresh_times.py
+	$(VENV)/bin/shellcheck .github/scripts/*.sh .ci/run
 
 format: $(VENV)/.ready
 	$(VENV)/bin/ruff format .

@@ -338,6 +338,6 @@ def flydsl_flash_attn_batch_prefill_func(
         request = request._replace(causal=True)
     options = current_options()
     chosen = decide(request, options)
-    if chosen.path != "paged" and options.executor == "auto":
+    if options.executor == "auto" and (chosen.path != "paged" or native.out_of_reach(request)):
         return None
     return _run(request, chosen, options)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
@@ -38,46 +38,43 @@ def specialise(request: Request) -> Traits:
 REACH = 2**31 - 16
 
 
-def check_reach(request: Request) -> None:
-    """Refuse what the kernel's addressing can't reach.
-
-    Raises
-    ------
-    NotImplementedError
-        Naming the argument and the limit; nothing has been launched then.
-    """
+def out_of_reach(request: Request) -> str | None:
+    """What of a call the kernel's addressing can't reach, naming argument and limit; None where it reaches all."""
     cache, table = request.cache, request.table
     total_q, heads, _ = request.q.shape
     rows = numbers.Traits.waves * numbers.STRIP
     group = heads // cache.kv_heads
     if group > rows:
-        _refuse("q", f"{group} query heads a KV head", f"at most {rows}")
+        return _limit("q", f"{group} query heads a KV head", f"at most {rows}")
     # A workgroup's rows lie within one buffer: its positions times all heads.
     widest = rows // group * heads * max(cache.head_dim, cache.head_dim_v * 2)
     if widest > REACH:
-        _refuse("q", f"{heads} heads: the rows of a query tile span {widest} bytes", f"at most {REACH}")
+        return _limit("q", f"{heads} heads: the rows of a query tile span {widest} bytes", f"at most {REACH}")
     if request.return_lse and group * total_q * 4 > REACH:
-        _refuse("lse", f"{group} heads a KV head of {total_q} rows", f"at most {REACH} bytes of float32")
+        return _limit("lse", f"{group} heads a KV head of {total_q} rows", f"at most {REACH} bytes of float32")
     columns = table.block_table.shape[1] if isinstance(table, BlockTable) else table.kv_page_indices.shape[0]
     if columns * 4 > REACH:
         name = "block_table" if isinstance(table, BlockTable) else "kv_page_indices"
-        _refuse(name, f"{columns} entries", f"at most {REACH} bytes of int32")
+        return _limit(name, f"{columns} entries", f"at most {REACH} bytes of int32")
     if request.batch * 4 > REACH or request.batch > numbers.GRID_YZ:
-        _refuse("cu_seqlens_q", f"{request.batch} requests", f"at most {numbers.GRID_YZ}, the grid's second dimension")
+        return _limit(
+            "cu_seqlens_q", f"{request.batch} requests", f"at most {numbers.GRID_YZ}, the grid's second dimension"
+        )
     tiles = -(-min(request.max_seqlen_q, total_q) // (rows // group))
     if tiles > numbers.GRID_YZ:
-        _refuse(
+        return _limit(
             "max_seqlen_q", f"{tiles} query tiles a request", f"at most {numbers.GRID_YZ}, the grid's third dimension"
         )
     longest = min(request.max_seqlen_k, columns * cache.page)
     if longest > numbers.MAX_KEYS:
-        _refuse("max_seqlen_k", f"lengths of {longest} tokens", f"at most {numbers.MAX_KEYS}")
+        return _limit("max_seqlen_k", f"lengths of {longest} tokens", f"at most {numbers.MAX_KEYS}")
     if total_q > numbers.MAX_KEYS or cache.pages > numbers.MAX_KEYS:
-        _refuse("q", f"{total_q} rows and {cache.pages} pages", f"at most {numbers.MAX_KEYS} of each")
+        return _limit("q", f"{total_q} rows and {cache.pages} pages", f"at most {numbers.MAX_KEYS} of each")
+    return None
 
 
-def _refuse(name: str, came: str, accepted: str) -> NoReturn:
-    raise NotImplementedError(f"{name}: got {came}; accepted by the native kernel: {accepted}")
+def _limit(name: str, came: str, accepted: str) -> str:
+    return f"{name}: got {came}; accepted by the native kernel: {accepted}"
 
 
 @lru_cache(maxsize=1)
@@ -199,7 +196,8 @@ def run(
     launches : list of Launch, optional
         Where what was launched is noted.
     """
-    check_reach(request)
+    if limit := out_of_reach(request):
+        raise NotImplementedError(limit)
     if not request.batch or not request.max_seqlen_q:
         return
     traits = specialise(request)
@@ -264,6 +262,7 @@ def _values(request: Request, traits: Traits, tensors: dict[str, torch.Tensor]) 
         "reciprocal": numbers.group_reciprocal(traits, group),
         "ranks": -(-min(request.max_seqlen_q, total_q) // positions),
         "pages": cache.pages,
-        "max_seqlen_k": request.max_seqlen_k,
+        # The bound is the caller's and may be any integer; the kernel counts in 32 bits.
+        "max_seqlen_k": min(request.max_seqlen_k, numbers.MAX_KEYS),
         "softmax_scale": request.scales.softmax,
     }
