@@ -13,6 +13,7 @@ import ctypes
 import functools
 import importlib
 import os
+import re
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -43,6 +44,9 @@ NAMES: tuple[tuple[str, str, tuple[str, ...] | None, str], ...] = (
     ("flydsl.expr.struct", "is_struct_type", None, "tensors inside struct arguments"),
     ("flydsl.expr.struct", "_runtime_fields", None, "tensors inside struct arguments"),
 )
+
+# How a compiled module names what its code is for.
+TARGET = re.compile(r'#rocdl\.target<[^>]*chip = "(\w+)"')
 
 # What the ISA pass leaves in an artifact in place of a code object.
 ISA_MARK = 'assembly = "'
@@ -183,9 +187,10 @@ def compiling(*, emulated: bool, cache_dir: Path) -> Iterator[None]:
 
 def check_target(compiled: Any) -> None:
     """Make sure that a compiled function holds code for gfx950: the target comes from process-wide variables."""
-    text = compiled._keepalive._ir_text
-    if ARCHITECTURE not in text:
-        raise FlyDSLChanged(f"FlyDSL compiled a kernel for another target than {ARCHITECTURE}")
+    found = set(TARGET.findall(compiled._keepalive._ir_text))
+    if found != {ARCHITECTURE}:
+        came = ", ".join(sorted(found)) or "no target that can be read"
+        raise FlyDSLChanged(f"compiled kernel: got {came}; accepted: {ARCHITECTURE}")
 
 
 def stream(raw: Any) -> Any:
