@@ -12,7 +12,7 @@ import mmap
 import os
 import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any
@@ -67,7 +67,7 @@ class Case:
         )
 
 
-@dataclass
+@dataclass(repr=False)
 class Built:
     """Tensors of a case, and what the reference needs to know of them."""
 
@@ -79,6 +79,10 @@ class Built:
     out: torch.Tensor
     lse: torch.Tensor
     _guards: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        # A failing test shows its arguments; to show a tensor of many GiB torch would convert all of it.
+        return f"Built({self.case})"
 
     @property
     def q(self) -> torch.Tensor:
@@ -316,6 +320,24 @@ def served(case: Case, executor: str) -> bool:
     """Whether an executor must serve a case: the dense path every case, the native one what is built."""
     native = case.causal and (case.layout, case.page, case.dim, case.dim_v) in NATIVE_BUILT
     return PATHS[executor] == "dense" or native
+
+
+def on_served(names: str, rows: Iterable[Any]) -> pytest.MarkDecorator:
+    """Parametrise over rows, each on every executor that must serve it (what it refuses is tested in test_plan).
+
+    What a row asks for is its `Case` (or its ``case``), or what it gives for ``layout``, ``page``, ``causal`` and
+    ``dims``.
+    """
+    given = []
+    for row in rows:
+        values = dict(zip(names.split(","), row if isinstance(row, tuple) else (row,), strict=True))
+        cases = [getattr(value, "case", value) for value in values.values()]
+        known = {name: value for name, value in values.items() if name in ("layout", "page", "causal")}
+        if "dims" in values:
+            known["dim"], known["dim_v"] = values["dims"]
+        asked = next((case for case in cases if isinstance(case, Case)), Case((), (), **known))
+        given += [(executor, *values.values()) for executor in EXECUTORS if served(asked, executor)]
+    return pytest.mark.parametrize(("executor", *names.split(",")), given, ids=str)
 
 
 def check(built: Built, executor: str, **changes: Any) -> tuple[torch.Tensor, torch.Tensor] | None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -17,7 +16,7 @@ import torch
 from aiter_paged_fp8.fallback.dense import CPU, Tiling, attend
 from aiter_paged_fp8.request import describe
 from op_tests import cases
-from op_tests.cases import E4M3, NAN_BYTE, Built, Case, build, check, fresh_seed, run, token
+from op_tests.cases import E4M3, NAN_BYTE, Built, Case, build, check, fresh_seed, on_served, run, token
 
 #: Tiles of 32 keys and 8 rows, blocks of a few tokens; 48 keys, which no page of 64 divides; one row at a time.
 SMALL = {
@@ -70,14 +69,19 @@ def drawn_lengths(rng: random.Random, tile: int, page: int) -> list[int]:
     return lens
 
 
-def drawn(rng: random.Random, tile: int, layout: str, page: int, rows: Sequence[int] = (1, 2, 7, 8, 9, 17)) -> Case:
-    """A case with everything that is not given drawn: lengths, table, heads, dims, descales, strides."""
+def drawn(rng: random.Random, tile: int, layout: str, page: int, native: bool = False) -> Case:
+    """A case with everything that is not given drawn: lengths, table, heads, dims, descales, strides.
+
+    ``native``: with the dims that a native kernel exists for, and causal.
+    """
     kv_lens = drawn_lengths(rng, tile, page)
     # Few dims keep the reference quick; every multiple of 16 has its turn in test_every_head_dim.
-    dim, dim_v = rng.choice([(16, 16), (128, 128), (192, 128), (32, 96), (112, 64), (256, 16)])
+    dim, dim_v = (
+        (128, 128) if native else rng.choice([(16, 16), (128, 128), (192, 128), (32, 96), (112, 64), (256, 16)])
+    )
     heads, kv_heads = rng.choice(HEADS)
     return Case(
-        [rng.choice(rows) for _ in kv_lens],
+        [rng.choice((1, 2, 7, 8, 9, 17)) for _ in kv_lens],
         kv_lens,
         heads=heads,
         kv_heads=kv_heads,
@@ -86,7 +90,7 @@ def drawn(rng: random.Random, tile: int, layout: str, page: int, rows: Sequence[
         layout=layout,
         page=page,
         table=rng.choice(["block", "csr", "csr_last"]),
-        causal=rng.random() < 0.75,
+        causal=native or rng.random() < 0.75,
         descales=(rng.uniform(0.25, 1), rng.uniform(0.5, 1), rng.uniform(0.1, 4)),
         softmax_scale=rng.choice([None, rng.uniform(0.02, 0.2)]),
         interleaved=rng.random() < 0.5,
@@ -104,10 +108,12 @@ def test_float32_of_the_fallback_at_small_tiles(layout: str, page: int, tiling: 
 
 
 @pytest.mark.parametrize("tile", [64, 128])
-@pytest.mark.parametrize(("layout", "page"), LAYOUT_PAGES)
+@on_served("layout,page", LAYOUT_PAGES)
 def test_drawn_cases(executor: str, layout: str, page: int, tile: int) -> None:
     rng = random.Random(fresh_seed())
-    check(build(drawn(rng, tile, layout, page if page <= 128 else rng.choice([1024, 512]))), executor)
+    if executor == "torch" and page > 128:
+        page = rng.choice([1024, 512])
+    assert check(build(drawn(rng, tile, layout, page, native=executor != "torch")), executor) is not None
 
 
 def test_drawn_lengths_hold_every_edge() -> None:
@@ -123,12 +129,17 @@ def test_drawn_lengths_hold_every_edge() -> None:
     assert seen == {(step, place) for step in (48, 64) for place in (0, 1, 2)}
 
 
-@pytest.mark.parametrize("step", range(16))
-def test_every_head_dim(executor: str, step: int) -> None:
-    # Every multiple of 16 up to 256 once as D and once as Dv, unequal but for one.
-    dim, dim_v = 16 * (step + 1), 16 * ((7 * step + 3) % 16 + 1)
-    layout, page = [("slots", 1), ("vectorized", 16), ("linear", 16), ("vectorized", 64)][step % 4]
+#: Every multiple of 16 up to 256 once as D and once as Dv, unequal but for one, with layouts in turn.
+EVERY_DIM = [
+    (*[("slots", 1), ("vectorized", 16), ("linear", 16), ("vectorized", 64)][step % 4], dims)
+    for step, dims in enumerate((16 * (step + 1), 16 * ((7 * step + 3) % 16 + 1)) for step in range(16))
+]
+
+
+@on_served("layout,page,dims", EVERY_DIM)
+def test_every_head_dim(executor: str, layout: str, page: int, dims: tuple[int, int]) -> None:
     rng = random.Random(fresh_seed())
+    dim, dim_v = dims
     case = Case(
         [5, 2], [70, rng.randint(1, 40)], dim=dim, dim_v=dim_v, layout=layout, page=page, seed=rng.getrandbits(31)
     )
@@ -141,9 +152,13 @@ def test_head_counts(executor: str, heads: tuple[int, int]) -> None:
     check(build(Case([9, 4], [70, 33], heads=heads[0], kv_heads=heads[1], seed=seed)), executor)
 
 
-@pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
-@pytest.mark.parametrize(
-    ("layout", "page"), [("slots", 1), ("linear", 64), ("vectorized", 16), ("vectorized", 64), ("vectorized", 1024)]
+@on_served(
+    "layout,page,causal",
+    [
+        (*where, causal)
+        for where in [("slots", 1), ("linear", 64), ("vectorized", 16), ("vectorized", 64), ("vectorized", 1024)]
+        for causal in (True, False)
+    ],
 )
 def test_real_tile_size(executor: str, layout: str, page: int, causal: bool) -> None:
     # Keys and rows before, at and after the edges of the fallback's own tiles, which are long where rows are few.
@@ -167,16 +182,13 @@ def test_real_tile_size(executor: str, layout: str, page: int, causal: bool) -> 
     built = build(case)
     expected, expected_lse = built.reference()
     assert_float32(*attend_float32(built, None), expected, expected_lse)
-    if cases.served(case, executor):
-        out, lse = run(built, executor)
-        cases.compare_out(out, expected, executor)
-        cases.compare_lse(lse, expected_lse, executor)
-    else:
-        check(built, executor)
+    out, lse = run(built, executor)
+    cases.compare_out(out, expected, executor)
+    cases.compare_lse(lse, expected_lse, executor)
 
 
 @pytest.mark.parametrize("deviation", [0.25, 1.0, 2.0])
-@pytest.mark.parametrize(("layout", "page"), [("slots", 1), ("vectorized", 16), ("vectorized", 64)])
+@on_served("layout,page", [("slots", 1), ("vectorized", 16), ("vectorized", 64)])
 def test_logit_deviation(executor: str, layout: str, page: int, deviation: float) -> None:
     # q and K are standard normal, so with the default softmax scale the logits' deviation is the product of their
     # descales.
@@ -198,7 +210,7 @@ def logit_deviation(built: Built) -> float:
 
 
 @pytest.mark.parametrize("place", ["first", "last"])
-@pytest.mark.parametrize(("layout", "page"), [("slots", 1), ("vectorized", 64)])
+@on_served("layout,page", [("slots", 1), ("vectorized", 64)])
 def test_attention_sink(executor: str, layout: str, page: int, place: str) -> None:
     # One key takes nearly all weight of every row that sees it, and the rest must still be right in LSE and in the
     # remainder.
@@ -214,14 +226,22 @@ def test_attention_sink(executor: str, layout: str, page: int, place: str) -> No
     check(built, executor)
 
 
-@pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
 @pytest.mark.parametrize("which", ["small", "bounded", "grow", "shrink", "grow-nan"])
-@pytest.mark.parametrize("dim_v", [128, 96])
-def test_scores_from_small_to_large(executor: str, dim_v: int, which: str, causal: bool) -> None:
+@on_served(
+    "layout,page,dims,causal",
+    [
+        *(("slots", 1, (128, dim_v), causal) for dim_v in (128, 96) for causal in (True, False)),
+        ("vectorized", 64, (128, 128), True),
+    ],
+)
+def test_scores_from_small_to_large(
+    executor: str, layout: str, page: int, dims: tuple[int, int], which: str, causal: bool
+) -> None:
     # Small scores need no running maximum, so an implementation may go without until large ones come. Large is beyond
     # the range of float32 (base 2: +-134, or +-43 where all are to stay bounded): half of the rows see large keys as
     # all that counts, the other half as nothing beside the small ones.
-    case = Case([90], [500], heads=4, kv_heads=2, dim_v=dim_v, layout="slots", page=1, causal=causal, seed=fresh_seed())
+    where = {"layout": layout, "page": page, "causal": causal, "seed": fresh_seed()}
+    case = Case([90], [500], heads=4, kv_heads=2, dim=dims[0], dim_v=dims[1], **where)
     built = build(case)
     generator = torch.Generator().manual_seed(case.seed)
     direction = torch.where(torch.rand(case.dim, generator=generator) < 0.5, -1.0, 1.0)
@@ -230,25 +250,25 @@ def test_scores_from_small_to_large(executor: str, dim_v: int, which: str, causa
     for index in range(500):
         gain = {"small": 0.0, "bounded": 3.5, "shrink": 11.0 * (index < 300)}.get(which, 11.0 * (index >= 300))
         key = gain * direction + 0.5 * torch.randn(2, case.dim, generator=generator)
-        token(built, "k", 0, index).copy_(key.to(E4M3).view(torch.uint8))
+        place = token(built, "k", 0, index)
+        place.copy_(key.to(E4M3).view(torch.uint8).view(place.shape))
         # Positive: what cancels beside scores this large is beyond float32.
         value = 0.5 + torch.rand(2, case.dim_v, generator=generator)
         token(built, "v", 0, index).copy_(value.to(E4M3).view(torch.uint8))
     if which == "grow-nan":
-        token(built, "k", 0, 450)[1, 7] = NAN_BYTE
+        token(built, "k", 0, 450)[1].view(-1, 8)[0, 7] = NAN_BYTE
         token(built, "v", 0, 470)[0, 9] = NAN_BYTE
     expected, expected_lse = built.reference()
     # Tiles with room for all rows in one block, so that rows at different depths of the diagonal share it.
     for tiling in (None, Tiling(keys=48, rows=100, scores=100 * 48, state=1 << 20)):
         assert_float32(*attend_float32(built, tiling), expected, expected_lse)
-    if cases.served(case, executor):
-        out, lse = run(built, executor)
-        cases.compare_out(out, expected, executor)
-        cases.compare_lse(lse, expected_lse, executor)
+    out, lse = run(built, executor)
+    cases.compare_out(out, expected, executor)
+    cases.compare_lse(lse, expected_lse, executor)
 
 
 @pytest.mark.parametrize("deviation", [0.25, 1.0, 2.0])
-@pytest.mark.parametrize(("layout", "page"), [("slots", 1), ("vectorized", 64)])
+@on_served("layout,page", [("slots", 1), ("vectorized", 64)])
 def test_values_of_one(executor: str, layout: str, page: int, deviation: float) -> None:
     case = Case([40], [300], layout=layout, page=page, descales=(1.0, deviation, 1.0), seed=fresh_seed())
     built = build(case)
@@ -277,15 +297,21 @@ def test_nan_in_a_used_token(layout: str, page: int, which: str, causal: bool) -
         assert_float32(out, lse, expected, expected_lse)
 
 
-@pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
 @pytest.mark.parametrize("which", ["k", "v"])
-@pytest.mark.parametrize(("layout", "page"), [("slots", 1), ("vectorized", 16), ("vectorized", 64), ("linear", 64)])
+@on_served(
+    "layout,page,causal",
+    [
+        (*where, causal)
+        for where in [("slots", 1), ("vectorized", 16), ("vectorized", 64), ("linear", 64)]
+        for causal in (True, False)
+    ],
+)
 def test_nan_in_a_used_token_of_a_call(executor: str, layout: str, page: int, which: str, causal: bool) -> None:
     built, out_nan, lse_nan = with_nan(layout, page, which, causal)
     result = check(built, executor)
-    if result is not None:
-        assert torch.equal(result[0].isnan(), out_nan)
-        assert torch.equal(result[1].isnan(), lse_nan)
+    assert result is not None
+    assert torch.equal(result[0].isnan(), out_nan)
+    assert torch.equal(result[1].isnan(), lse_nan)
 
 
 def with_nan(layout: str, page: int, which: str, causal: bool) -> tuple[Built, torch.Tensor, torch.Tensor]:

@@ -1,15 +1,17 @@
 """Wild contents of metadata: numbers may be wrong, memory never.
 
 Whatever stands in offsets, lengths, page ids and last-page lengths, a call ends, reads nothing outside of the cache
-(which lies among NaN here), writes only rows that some request owns after clamping, and keeps the requests right that
-are valid themselves. `check_metadata` then refuses exactly the invalid ones, naming argument, request, position and
-value.
+(which lies among NaN here; on the emulator any access outside of a tensor is a fault), writes only rows that some
+request owns after clamping, and keeps the requests right that are valid themselves. `check_metadata` then refuses
+exactly the invalid ones, naming argument, request, position and value.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import Any
@@ -23,16 +25,20 @@ from aiter_paged_fp8 import flydsl_flash_attn_paged_prefill_func, record, use_op
 from aiter_paged_fp8.page_table import BlockTable, Csr, spans
 from aiter_paged_fp8.reference import paged_attention
 from op_tests import cases
-from op_tests.cases import E4M3, NAN_BYTE, PATHS, at_end_of_memory, fp8, guarded
+from op_tests.cases import E4M3, EXECUTORS, NAN_BYTE, NATIVE_BUILT, PATHS, at_end_of_memory, fp8, guarded
 from op_tests.conftest import FULL
 
 INT32 = torch.int32
-#: Small dims, for speed, where the executor takes them; native ones elsewhere.
-DIMS = {"dense": (32, 16), "paged": (192, 128)}
+#: Small dims, for speed, where the executor takes them; those that a kernel exists for elsewhere.
+DIMS = {"dense": (32, 16), "paged": (128, 128)}
 LAYOUTS = {
     "dense": [("slots", 1), ("linear", 1), ("linear", 3), ("linear", 16), ("vectorized", 16), ("vectorized", 64)],
-    "paged": [("slots", 1), ("linear", 1), ("vectorized", 16), ("vectorized", 64)],
+    "paged": sorted({(layout, page) for layout, page, *dims in NATIVE_BUILT if tuple(dims) == DIMS["paged"]}),
 }
+#: Few heads where a launch takes most of the time.
+HEADS = {"dense": (4, 2), "paged": (2, 2)}
+EMULATED = [executor for executor in EXECUTORS if executor == "emulator"]
+DENSE = [executor for executor in EXECUTORS if PATHS[executor] == "dense"]
 Q_DESCALE, K_DESCALE, V_DESCALE = 0.5, 1.5, 2.0
 #: An offence as `check_metadata` names it: argument, request, position, value.
 Offence = tuple[str, int, int, int]
@@ -154,7 +160,11 @@ def wild_calls(draw: st.DrawFn, path: str) -> Wild:
     most = 3 * page if page > 1 else 9
     # A cache without pages has no valid length but 0; others are asked of it now and then.
     lens = draw(st.lists(st.integers(0, most if pages or draw(st.booleans()) else 0), min_size=batch, max_size=batch))
-    max_seqlen_k = draw(st.one_of(st.just(max([0, *lens])), st.integers(0, most + 3)))
+    bounds = [st.just(max([0, *lens])), st.integers(0, most + 3)]
+    of_rows = draw(st.booleans())
+    if not of_rows:  # a block table must have columns for the bound, however large
+        bounds.append(st.sampled_from([2**20, 2**31 - 1, 2**31, 2**40]))
+    max_seqlen_k = draw(st.one_of(bounds))
     page_id = some(st.integers(0, max(pages - 1, 0)))
 
     def many(strategy: st.SearchStrategy[int], count: int) -> list[int]:
@@ -162,14 +172,14 @@ def wild_calls(draw: st.DrawFn, path: str) -> Wild:
 
     rows = indptr = lasts = None
     ids: list[int] = []
-    if draw(st.booleans()):
+    if of_rows:
         columns = -(-max_seqlen_k // page) + draw(st.integers(0, 2))
         rows = [many(page_id, columns) for _ in lens]
     else:
         counts = [-(-length // page) for length in lens]
-        bounds = list(accumulate(counts, initial=draw(st.integers(0, 2))))
-        ids = many(page_id, bounds[-1] + draw(st.integers(0, 2)))
-        indptr = [draw(some(st.just(bound))) for bound in bounds]
+        starts = list(accumulate(counts, initial=draw(st.integers(0, 2))))
+        ids = many(page_id, starts[-1] + draw(st.integers(0, 2)))
+        indptr = [draw(some(st.just(start))) for start in starts]
         if page > 1 or draw(st.booleans()):
             lasts = [draw(some(st.just((length - 1) % page + 1))) for length in lens]
     return Wild(
@@ -193,10 +203,9 @@ def wild_calls(draw: st.DrawFn, path: str) -> Wild:
 class Call:
     """The tensors of a wild call: caches among NaN, outputs among canaries, tables at the end of their memory."""
 
-    heads, kv_heads = 4, 2
-
     def __init__(self, wild: Wild, path: str) -> None:
         self.wild = wild
+        self.heads, self.kv_heads = HEADS[path]
         self.dim, self.dim_v = DIMS[path]
         generator = torch.Generator().manual_seed(0)
         self.q = fp8((wild.total_q, self.heads, self.dim), generator)
@@ -261,7 +270,8 @@ class Call:
                 return_lse=True,
                 lse=self.lse,
             )
-        assert [(call.plan.path, call.plan.executor) for call in calls] == [(PATHS[executor], executor)]
+        launched = bool(wild.total_q and wild.batch and wild.max_seqlen_q)
+        cases.assert_ran(calls, executor, launched)
 
     def assert_safe(self) -> None:
         """No NaN came in from outside of the caches, and nothing was written outside of the requests' clamped rows."""
@@ -326,14 +336,46 @@ FUZZ = settings(
 def test_memory_stays_safe_and_valid_requests_right(executor: str, data: st.DataObject) -> None:
     wild = data.draw(wild_calls(PATHS[executor]))
     call = Call(wild, PATHS[executor])
-    call.run(executor)
+    with machine(executor, data.draw):
+        call.run(executor)
     call.assert_safe()
     call.assert_right(executor)
 
 
+@contextlib.contextmanager
+def machine(executor: str, draw: Callable[[Any], Any]) -> Iterator[None]:
+    """What the emulator is to do: memory faults always, its other checks for a tenth of the draws.
+
+    Workgroups that write the same rows are no fault here: wild offsets give a row to several requests.
+    """
+    if executor != "emulator":
+        yield
+        return
+    from aiter_paged_fp8.emulator import Checks, Options
+    from aiter_paged_fp8.runtime import emulated
+
+    checks = Checks(global_races=False) if draw(st.integers(0, 9)) == 9 else Checks.none()
+    memory, schedule = draw(st.sampled_from([("latest", "lockstep"), ("earliest", "lockstep"), ("latest", "skewed")]))
+    with emulated(Options(memory=memory, schedule=schedule, checks=checks, on_report="raise")):
+        yield
+
+
+@pytest.mark.parametrize("executor", DENSE)
 @FUZZ
 @given(data=st.data())
 def test_check_metadata_refuses_exactly_the_invalid(executor: str, data: st.DataObject) -> None:
+    refuses_exactly_the_invalid(executor, data)
+
+
+# What is refused is refused before an executor has a part in it: a few examples tell that it has none.
+@pytest.mark.parametrize("executor", EMULATED)
+@settings(FUZZ, max_examples=FUZZ.max_examples // 10)
+@given(data=st.data())
+def test_check_metadata_refuses_exactly_the_invalid_natively(executor: str, data: st.DataObject) -> None:
+    refuses_exactly_the_invalid(executor, data)
+
+
+def refuses_exactly_the_invalid(executor: str, data: st.DataObject) -> None:
     wild = data.draw(wild_calls(PATHS[executor]).filter(lambda wild: wild.batch))
     call = Call(wild, PATHS[executor])
     assert_checked(call, executor, wild)
@@ -417,16 +459,16 @@ def test_the_length_of_a_block_table_row_is_bounded_by_its_columns() -> None:
 
 VALID = Wild(
     layout="vectorized",
-    page=16,
+    page=64,
     pages=4,
     interleaved=False,
     causal=True,
     total_q=6,
     max_seqlen_q=4,
-    max_seqlen_k=40,
+    max_seqlen_k=136,
     cu=[0, 2, 6],
     rows=[[0, 1, 9], [2, 3, 1]],
-    lengths=[20, 40],
+    lengths=[68, 136],
     indptr=None,
     ids=[],
     lasts=None,
@@ -448,8 +490,8 @@ OFFENCES = {
     "offset above total_q": (replace(VALID, cu=[0, 2, 7]), "cu_seqlens_q: got 7 at position 2, for request 1"),
     "falling offsets": (replace(VALID, cu=[3, 2, 6]), "cu_seqlens_q: got 2 at position 1, for request 0"),
     "more rows than max_seqlen_q": (replace(VALID, cu=[0, 1, 6]), "cu_seqlens_q: got 6 at position 2, for request 1"),
-    "length below zero": (replace(VALID, lengths=[20, -1]), "seqlen_k: got -1 at position 1, for request 1"),
-    "length above max_seqlen_k": (replace(VALID, lengths=[41, 40]), "seqlen_k: got 41 at position 0, for request 0"),
+    "length below zero": (replace(VALID, lengths=[68, -1]), "seqlen_k: got -1 at position 1, for request 1"),
+    "length above max_seqlen_k": (replace(VALID, lengths=[137, 136]), "seqlen_k: got 137 at position 0, for request 0"),
     "page id": (replace(VALID, rows=[[0, 1, 9], [2, 4, 1]]), "block_table: got 4 at position 1, for request 1"),
     "negative page id": (
         replace(VALID, rows=[[0, -1, 9], [2, 3, 1]]),
@@ -459,7 +501,7 @@ OFFENCES = {
     "end above numel": (replace(VALID_CSR, indptr=[1, 3, 8]), "kv_indptr: got 8 at position 2, for request 1"),
     "falling indptr": (replace(VALID_CSR, indptr=[1, 0, 3]), "kv_indptr: got 0 at position 1, for request 0"),
     "last of 0": (replace(VALID_CSR, lasts=[0, 8]), "kv_last_page_lens: got 0 at position 0, for request 0"),
-    "last above page": (replace(VALID_CSR, lasts=[4, 17]), "kv_last_page_lens: got 17 at position 1, for request 1"),
+    "last above page": (replace(VALID_CSR, lasts=[4, 65]), "kv_last_page_lens: got 65 at position 1, for request 1"),
     "CSR page id": (
         replace(VALID_CSR, ids=[99, 0, 1, 2, 4, 1, 99]),
         "kv_page_indices: got 4 at position 4, for request 1",
