@@ -236,12 +236,17 @@ def table_args(case: Case, page_ids: list[list[int]], wild: int) -> dict[str, An
 
 def run(built: Built, executor: str, **changes: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Call the public function on one executor, with LSE, into poisoned outputs; assert that this executor ran it."""
-    kwargs = {"out": built.out, "lse": built.lse, "return_lse": True, **built.kwargs, **changes}
-    with use_options(executor=executor), record() as calls:
-        out, lse = flydsl_flash_attn_paged_prefill_func(*built.args, **kwargs)
+    (out, lse), calls = submit(built, executor, **changes)
     q, max_seqlen_q = built.args[0], built.args[4]
     assert_ran(calls, executor, launched=bool(q.shape[0] and max_seqlen_q and built.case.q_lens))
     return out, lse
+
+
+def submit(built: Built, executor: str, **changes: Any) -> tuple[tuple[torch.Tensor, torch.Tensor], list[Call]]:
+    """Call the public function on one executor, with LSE; what it does may run later, in a stream or graph."""
+    kwargs = {"out": built.out, "lse": built.lse, "return_lse": True, **built.kwargs, **changes}
+    with use_options(executor=executor), record() as calls:
+        return flydsl_flash_attn_paged_prefill_func(*built.args, **kwargs), calls
 
 
 def assert_ran(calls: list[Call], executor: str, launched: bool = True) -> None:

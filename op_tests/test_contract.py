@@ -49,6 +49,8 @@ I32, F32, BF16 = torch.int32, torch.float32, torch.bfloat16
 #: A tile edge (128), page edges (64), a request without queries, one without keys, one with more queries than keys.
 LENGTHS: tuple[tuple[int, ...], tuple[int, ...]] = ((7, 0, 2, 3, 4), (129, 64, 0, 65, 2))
 BLOCK = Case(*LENGTHS)
+#: For forms that change a number only.
+FEW = Case((3, 2), (65, 30))
 CSR = replace(BLOCK, table="csr")
 SLOTS = replace(CSR, layout="slots", page=1)
 SLOTS_BLOCK = replace(SLOTS, table="block")
@@ -310,10 +312,10 @@ def forms() -> Iterator[Form]:
             "parameter": lambda t: torch.nn.Parameter(t, requires_grad=False),
             "other number": lambda t: t * 0.37,
         }.items():
-            yield Form(f"{name} {came}", BLOCK, lambda b, name=name, make=make: put(b, name, make(get(b, name))))
-    yield Form("one tensor for all descales", BLOCK, one_descale)
-    yield Form("zero descales", replace(BLOCK, descales=(0.0, 1.0, 1.0)), lambda b: None)
-    yield Form("negative descales", replace(BLOCK, descales=(-0.5, 1.5, -2.0)), lambda b: None)
+            yield Form(f"{name} {came}", FEW, lambda b, name=name, make=make: put(b, name, make(get(b, name))))
+    yield Form("one tensor for all descales", FEW, one_descale)
+    yield Form("zero descales", replace(FEW, descales=(0.0, 1.0, 1.0)), lambda b: None)
+    yield Form("negative descales", replace(FEW, descales=(-0.5, 1.5, -2.0)), lambda b: None)
     for name, scale in {
         "float": 0.03,
         "int": 1,
@@ -327,11 +329,11 @@ def forms() -> Iterator[Form]:
         "sharp": 0.25,
     }.items():
         # The reference takes the same number as a float.
-        yield Form(f"softmax_scale {name}", BLOCK, sets("softmax_scale", float(scale)), {"softmax_scale": scale})
-    yield Form("causal numpy bool", BLOCK, sets("causal", np.True_))
-    yield Form("not causal", replace(BLOCK, causal=False), lambda b: None)
+        yield Form(f"softmax_scale {name}", FEW, sets("softmax_scale", float(scale)), {"softmax_scale": scale})
+    yield Form("causal numpy bool", FEW, sets("causal", np.True_))
+    yield Form("not causal", replace(FEW, causal=False), lambda b: None)
     yield Form("not causal, slots", replace(SLOTS, causal=False), lambda b: None)
-    yield Form("a stream of the CPU", BLOCK, sets("stream", torch.Stream(device="cpu")))
+    yield Form("a stream of the CPU", FEW, sets("stream", torch.Stream(device="cpu")))
     # Heads.
     for heads, kv_heads in ((1, 1), (4, 1), (4, 4), (6, 3), (5, 1)):
         yield Form(f"heads {heads} over {kv_heads}", replace(WIDE, heads=heads, kv_heads=kv_heads), lambda b: None)

@@ -491,7 +491,7 @@ def test_wrong_stream_or_stale_replay(executor: str, strided: bool) -> None:
     run(built, executor)  # compiles, so that nothing but the launch is left to record
 
     def call(stream: Any) -> None:
-        run(built, executor, stream=stream)
+        cases.submit(built, executor, stream=stream)
 
     replay = capture(executor, call)
     changed = replace(built, case=replace(built.case, kv_lens=[37, 70]), page_ids=built.page_ids[::-1])
@@ -505,4 +505,6 @@ def test_wrong_stream_or_stale_replay(executor: str, strided: bool) -> None:
             built.q.copy_((-built.q.float()).to(E4M3))
         built.poison()
         replay()
+        for name, tensor in (("out", built.out), ("lse", built.lse)):
+            assert not bool((tensor.view(torch.uint8) == 0xA5).all()), f"{name} was not written at replay"
         cases.compare(state, built.out, built.lse, executor)
