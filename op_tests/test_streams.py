@@ -236,7 +236,7 @@ def test_use_after_free_shows_in_copies(executor: str, name: str) -> None:
 
 def assert_use_shows(executor: str, name: str, built: Built) -> None:
     """One replay is right; after the tensor's owner is gone the next one is a fault that says so."""
-    copied = name in METADATA + ("q",) and not cases.named(built)[name].is_contiguous()
+    copied = name in (*METADATA, "q") and not cases.named(built)[name].is_contiguous()
     arguments = cases.named(built)
     # A tensor of its own, and nobody else's.
     arguments[name] = strided(arguments[name]) if not arguments[name].is_contiguous() else arguments[name].clone()
