@@ -34,6 +34,7 @@ from aiter_paged_fp8 import (
 from aiter_paged_fp8.kernels.fmha_gfx950 import traits
 from aiter_paged_fp8.runtime import executors
 from op_tests.cases import (
+    EXECUTORS,
     NATIVE_DIMS,
     NATIVE_PAGES,
     Built,
@@ -43,6 +44,7 @@ from op_tests.cases import (
     compare,
     compare_out,
     named,
+    on_served,
     served,
 )
 
@@ -55,6 +57,9 @@ FULL = replace(BLOCK, causal=False)
 ODD = replace(BLOCK, dim=64, dim_v=64)
 PAGES_32 = replace(BLOCK, page=32)
 TOO_WIDE = replace(BLOCK, dim=272)
+#: For what needs a call, whichever.
+FEW = Case((3, 2), (65, 30))
+FEW_CSR = replace(FEW, table="csr")
 
 #: The closed list of the contract, written out: a code that is added or renamed shows here.
 CODES = {
@@ -450,9 +455,11 @@ def test_dispatcher_serves_when_forced(case: Case, executor: str) -> None:
     assert torch.equal(alone, out)
 
 
-def test_dispatcher_as_its_callers_call(executor: str) -> None:
-    """SGLang's `nhd` layout: token ids, more of them than used, no last-page lengths, numpy bounds, 0-d descales."""
-    built = build(replace(SLOTS, descales=(1.0, 0.5, 2.0)))
+@on_served("case", [SLOTS, CSR])
+def test_dispatcher_as_its_callers_call(executor: str, case: Case) -> None:
+    """SGLang's `nhd` layout (token ids, no last-page lengths) and its `vectorized_5d` (pages, with them): more ids than
+    used, numpy bounds, 0-d descales."""
+    built = build(replace(case, descales=(1.0, 0.5, 2.0)))
     ids = torch.cat([built.kwargs["kv_page_indices"], torch.full((100,), 2**31 - 1, dtype=torch.int32)])
     with use_executor(executor):
         out = flydsl_flash_attn_batch_prefill_func(
@@ -468,6 +475,7 @@ def test_dispatcher_as_its_callers_call(executor: str) -> None:
             return_attn_probs=False,
             window_size=(-1, -1),
             sink_ptr=None,
+            kv_last_page_lens=built.kwargs.get("kv_last_page_lens"),
             q_descale=torch.tensor(1.0),
             k_descale=torch.tensor(0.5),
             v_descale=torch.tensor(2.0),
@@ -498,38 +506,41 @@ def given(**changes: Any) -> Callable[[Args], Args]:
 
 #: Each a call that the caller must take to its own backend; without it, a forced executor serves the same call.
 FEATURES: list[tuple[str, Case, Callable[[Args], Args]]] = [
-    ("dropout", BLOCK, given(dropout_p=0.1)),
-    ("soft cap", BLOCK, given(logits_soft_cap=30.0)),
-    ("soft cap int", BLOCK, given(logits_soft_cap=1)),
-    ("window to the left", BLOCK, given(window_size=(128, -1))),
-    ("window to the right", BLOCK, given(window_size=(-1, 0))),
-    ("window of itself", BLOCK, given(window_size=(0, 0))),
-    ("window as a list", BLOCK, given(window_size=[127, 0])),
-    ("window with sinks", BLOCK, given(window_size=(-1, -1, 4))),
-    ("alibi", BLOCK, given(alibi_slopes=torch.ones(4))),
-    ("attention probabilities", BLOCK, given(return_attn_probs=True)),
-    ("block descale", BLOCK, given(kv_block_descale=torch.ones(1))),
-    ("sink", BLOCK, given(sink_ptr=torch.zeros(4))),
-    ("sink size", BLOCK, given(sink_size=4)),
-    *(
-        (f"{name} {dtype}", BLOCK, other(name, dtype))
-        for name, dtype in product("qkv", (torch.bfloat16, torch.float16))
-    ),
-    *((f"{name} fnuz", BLOCK, other(name, torch.float8_e4m3fnuz)) for name in "qkv"),
-    *((f"{name} e5m2", BLOCK, other(name, torch.float8_e5m2)) for name in "qkv"),
-    *((f"{name} bytes", BLOCK, other(name, torch.uint8)) for name in "qkv"),
-    *((f"no {name}", BLOCK, given(**{name: None})) for name in ("q_descale", "k_descale", "v_descale")),
-    ("no descales", BLOCK, given(q_descale=None, k_descale=None, v_descale=None)),
-    ("no last page lengths", CSR, given(kv_last_page_lens=None)),
-    ("no last page lengths, pages of 16", replace(CSR, page=16), given(kv_last_page_lens=None)),
-    ("no last page lengths, linear", replace(CSR, layout="linear", page=16), given(kv_last_page_lens=None)),
+    ("dropout", FEW, given(dropout_p=0.1)),
+    ("soft cap", FEW, given(logits_soft_cap=30.0)),
+    ("soft cap int", FEW, given(logits_soft_cap=1)),
+    ("window to the left", FEW, given(window_size=(128, -1))),
+    ("window to the right", FEW, given(window_size=(-1, 0))),
+    ("window of itself", FEW, given(window_size=(0, 0))),
+    ("window as a list", FEW, given(window_size=[127, 0])),
+    ("window with sinks", FEW, given(window_size=(-1, -1, 4))),
+    ("alibi", FEW, given(alibi_slopes=torch.ones(4))),
+    ("attention probabilities", FEW, given(return_attn_probs=True)),
+    ("block descale", FEW, given(kv_block_descale=torch.ones(1))),
+    ("sink", FEW, given(sink_ptr=torch.zeros(4))),
+    ("sink size", FEW, given(sink_size=4)),
+    *((f"{name} {dtype}", FEW, other(name, dtype)) for name, dtype in product("qkv", (torch.bfloat16, torch.float16))),
+    *((f"{name} fnuz", FEW, other(name, torch.float8_e4m3fnuz)) for name in "qkv"),
+    *((f"{name} e5m2", FEW, other(name, torch.float8_e5m2)) for name in "qkv"),
+    *((f"{name} bytes", FEW, other(name, torch.uint8)) for name in "qkv"),
+    *((f"no {name}", FEW, given(**{name: None})) for name in ("q_descale", "k_descale", "v_descale")),
+    ("no descales", FEW, given(q_descale=None, k_descale=None, v_descale=None)),
+    ("no last page lengths", FEW_CSR, given(kv_last_page_lens=None)),
+    ("no last page lengths, pages of 16", replace(FEW_CSR, page=16), given(kv_last_page_lens=None)),
+    ("no last page lengths, linear", replace(FEW_CSR, layout="linear", page=16), given(kv_last_page_lens=None)),
 ]
 
 
-@pytest.mark.parametrize(("name", "case", "ask"), FEATURES, ids=[name.replace(" ", "_") for name, _, _ in FEATURES])
-def test_dispatcher_drops_no_feature(name: str, case: Case, ask: Callable[[Args], Args], executor: str) -> None:
-    if not served(case, executor):
-        pytest.skip("this executor would not serve the call without the feature either")
+@pytest.mark.parametrize(
+    ("executor", "case", "ask"),
+    [
+        pytest.param(executor, case, ask, id=f"{executor}-{name.replace(' ', '_')}")
+        for executor in EXECUTORS
+        for name, case, ask in FEATURES
+        if served(case, executor)
+    ],
+)
+def test_dispatcher_drops_no_feature(executor: str, case: Case, ask: Callable[[Args], Args]) -> None:
     built = build(case)
     arguments = batch_args(built)
     with use_executor(executor), record() as calls:
@@ -555,7 +566,7 @@ OFF: list[Args] = [
 
 @pytest.mark.parametrize("off", OFF, ids=str)
 def test_dispatcher_serves_what_asks_for_no_feature(off: Args, executor: str) -> None:
-    built = build(BLOCK)
+    built = build(FEW)
     with use_executor(executor):
         out, lse = flydsl_flash_attn_batch_prefill_func(**batch_args(built, **off))
     compare(built, out, lse, executor)
@@ -605,16 +616,18 @@ class KernelFault(Exception):
 def test_dispatcher_lets_kernel_errors_through(executor: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Never retried, never turned into None."""
     from aiter_paged_fp8.fallback import dense
+    from aiter_paged_fp8.runtime import native
 
-    if executor != "torch":
-        pytest.skip("only the fallback's entry is known by name here")
     tries = []
 
     def fail(*args: Any) -> None:
         tries.append(args)
         raise KernelFault
 
-    monkeypatch.setattr(dense, "attend", fail)
+    if executor == "torch":
+        monkeypatch.setattr(dense, "attend", fail)
+    else:
+        monkeypatch.setattr(native, "kernel", lambda *_: (native.Kernel("fails", fail), False))
     with use_executor(executor), pytest.raises(KernelFault):
         flydsl_flash_attn_batch_prefill_func(**batch_args(build(BLOCK)))
     assert len(tries) == 1
