@@ -327,21 +327,25 @@ def served(case: Case, executor: str) -> bool:
     return PATHS[executor] == "dense" or native
 
 
-def on_served(names: str, rows: Iterable[Any]) -> pytest.MarkDecorator:
+def on_served(names: str, rows: Iterable[Any], thin: int = 1) -> pytest.MarkDecorator:
     """Parametrise over rows, each on every executor that must serve it (what it refuses is tested in test_plan).
 
     What a row asks for is its `Case` (or its ``case``), or what it gives for ``layout``, ``page``, ``causal`` and
-    ``dims``.
+    ``dims``. Where an executor has no part in what is tested, those after the first take every ``thin``-th row.
     """
-    given = []
+    asked = []
     for row in rows:
         values = dict(zip(names.split(","), row if isinstance(row, tuple) else (row,), strict=True))
         cases = [getattr(value, "case", value) for value in values.values()]
         known = {name: value for name, value in values.items() if name in ("layout", "page", "causal")}
         if "dims" in values:
             known["dim"], known["dim_v"] = values["dims"]
-        asked = next((case for case in cases if isinstance(case, Case)), Case((), (), **known))
-        given += [(executor, *values.values()) for executor in EXECUTORS if served(asked, executor)]
+        case = next((case for case in cases if isinstance(case, Case)), Case((), (), **known))
+        asked.append((case, tuple(values.values())))
+    given: list[tuple[Any, ...]] = []
+    for executor in EXECUTORS:
+        mine = [(executor, *values) for case, values in asked if served(case, executor)]
+        given += mine[:: 1 if executor == EXECUTORS[0] else thin]
     return pytest.mark.parametrize(("executor", *names.split(",")), given, ids=str)
 
 

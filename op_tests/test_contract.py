@@ -271,7 +271,10 @@ def forms() -> Iterator[Form]:
     yield Form("max_seqlen_q with index", BLOCK, sets("max_seqlen_q", Index(7)))
     yield Form("max_seqlen_q larger", BLOCK, sets("max_seqlen_q", 100_000))
     yield Form("max_seqlen_k larger", BLOCK, sets("max_seqlen_k", 5 * 64))
-    yield Form("max_seqlen_k larger, csr", CSR, sets("max_seqlen_k", 1 << 20))
+    # Bounds are trusted upper bounds: what a 32-bit counter can't hold is none the worse for it.
+    for most in (1 << 20, 2**31 - 1, 2**31, 2**40, 2**63):
+        yield Form(f"max_seqlen_k {most}, csr", CSR, sets("max_seqlen_k", most))
+        yield Form(f"max_seqlen_q {most}", FEW, sets("max_seqlen_q", most))
     for limit in (0, 1, 64, 65, 128):
         yield Form(f"lengths above max_seqlen_k {limit}", BLOCK, bounded("narrow", limit))
         yield Form(f"lengths above max_seqlen_k {limit}, csr", CSR, bounded("", limit))

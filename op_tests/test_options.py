@@ -29,7 +29,7 @@ from aiter_paged_fp8 import (
     use_options,
 )
 from aiter_paged_fp8.options import current_options
-from op_tests.cases import EXECUTORS, Built, Case, build, named, run, served
+from op_tests.cases import Built, Case, build, named, on_served, run, served
 from op_tests.test_contract import FORMS, Form
 
 ROOT = Path(__file__).parents[1]
@@ -353,7 +353,8 @@ def refusal(built: Built, executor: str, **changes: Any) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("wild", WILDS, ids=str)
+# The check is over before an executor has a part in the call: some rows tell that the others have none.
+@on_served("wild", WILDS, thin=8)
 def test_check_names_request_position_and_value(wild: Wild, executor: str) -> None:
     built = build(wild.case)
     tensor = named(built)[wild.name]
@@ -375,7 +376,7 @@ def test_check_names_request_position_and_value(wild: Wild, executor: str) -> No
         assert (int(value), int(position)) == (wild.value, wild.place[-1]), message
 
 
-@pytest.mark.parametrize(("case", "name"), [(CSR, "kv_indptr"), (SLOTS, "kv_indptr")], ids=str)
+@on_served("case,name", [(CSR, "kv_indptr"), (SLOTS, "kv_indptr")])
 def test_check_of_csr_length_shows_what_stands_there(case: Case, name: str, executor: str) -> None:
     """129 keys where max_seqlen_k says 128: the number in the message must be found in the tensor that it names."""
     built = build(case)
@@ -407,16 +408,7 @@ CUT = ("lengths above max_seqlen_k", "a length where the cache has no pages")
 VALID = [form for form in FORMS if not form.name.startswith(CUT)]
 
 
-# The check is over before an executor has a part in the call: a few forms tell that it has none.
-@pytest.mark.parametrize(
-    ("executor", "form"),
-    [
-        (executor, form)
-        for executor in EXECUTORS
-        for form in [form for form in VALID if served(form.case, executor)][:: 1 if executor == "torch" else 16]
-    ],
-    ids=str,
-)
+@on_served("form", VALID, thin=16)
 def test_check_lets_valid_metadata_through(form: Form, executor: str) -> None:
     """Whatever the contract accepts, wild numbers in places that nothing uses included; the result stays the same."""
     built = build(form.case)

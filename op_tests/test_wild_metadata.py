@@ -8,10 +8,8 @@ exactly the invalid ones, naming argument, request, position and value.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import re
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import Any
@@ -158,8 +156,6 @@ def wild_calls(draw: st.DrawFn, path: str) -> Wild:
     offsets = list(accumulate(q_lens, initial=draw(st.integers(0, 2))))
     pages = draw(st.integers(0, 5))
     most = 3 * page if page > 1 else 9
-    if path == "paged":  # mostly one tile of 128 keys, for speed
-        most = draw(st.sampled_from([page, 2 * page, 2 * page, 3 * page]))
     # A cache without pages has no valid length but 0; others are asked of it now and then.
     lens = draw(st.lists(st.integers(0, most if pages or draw(st.booleans()) else 0), min_size=batch, max_size=batch))
     bounds = [st.just(max([0, *lens])), st.integers(0, most + 3)]
@@ -333,36 +329,15 @@ FUZZ = settings(
 )
 
 
+@pytest.mark.parametrize("executor", DENSE)
 @FUZZ
 @given(data=st.data())
 def test_memory_stays_safe_and_valid_requests_right(executor: str, data: st.DataObject) -> None:
     wild = data.draw(wild_calls(PATHS[executor]))
     call = Call(wild, PATHS[executor])
-    with machine(executor, data.draw):
-        call.run(executor)
+    call.run(executor)
     call.assert_safe()
     call.assert_right(executor)
-
-
-@contextlib.contextmanager
-def machine(executor: str, draw: Callable[[Any], Any]) -> Iterator[None]:
-    """What the emulator is to do: memory faults always, its other checks for a tenth of the draws.
-
-    Workgroups that write the same rows are no fault here: wild offsets give a row to several requests.
-    """
-    if executor != "emulator":
-        yield
-        return
-    from aiter_paged_fp8.emulator import Checks, Options
-    from aiter_paged_fp8.runtime import emulated
-
-    die = draw(st.integers(0, 9))
-    checks = Checks(global_races=False) if die == 9 else Checks.none()
-    # Skewed waves take four times as long.
-    schedule = "skewed" if die == 8 and FULL else "lockstep"
-    memory = draw(st.sampled_from(["latest", "earliest"]))
-    with emulated(Options(memory=memory, schedule=schedule, checks=checks, on_report="raise")):
-        yield
 
 
 @pytest.mark.parametrize("executor", DENSE)
