@@ -66,19 +66,14 @@ def _run(tiles: int, table: str, lse: bool) -> Result:
 
 
 def steady_loop_counts(table: str = "block", lse: bool = True, *, first: int = 3, more: int = 6) -> list[LoopCounts]:
-    """Counts of each wave group's steady loop.
+    """Counts of each wave group's steady loop in one specialisation: `Traits.table` and `Traits.lse`.
 
     Parameters
     ----------
-    table, lse
-        The specialisation, as in `Traits`.
     first, more : int
-        Tiles of the shorter run, and by how many the other is longer; a whole number of turns of both rings.
+        Tiles of the shorter run, and by how many the other is longer.
 
-    Raises
-    ------
-    ValueError
-        Where what the longer run executes beyond the shorter one is not one loop for each wave group.
+    Raises ValueError where the difference of the runs is not one loop for each wave group.
     """
     short, long = _run(first, table, lse), _run(first + more, table, lse)
     program, before, after = long.program, short.counts, long.counts

@@ -294,6 +294,16 @@ def test_results_do_not_depend_on_timing(mode: str) -> None:
     assert torch.equal(lse.view(torch.int32), first_lse.view(torch.int32))  # type: ignore[union-attr]
 
 
+def test_the_grid_is_the_order_of_traits() -> None:
+    # KV heads fastest, then requests, then query tiles as many as max_seqlen_q allows: test_fmha_traits.py has what
+    # follows for the XCDs.
+    built = build(Case([3, 90, 0], [70, 300, 9], heads=12, kv_heads=3, seed=3))
+    out, lse, launch = run_native(built)
+    assert launch.grid == (3, 3, 2)
+    assert launch.block == (512, 1, 1)
+    compare(built, out, lse, "emulator")  # type: ignore[arg-type]
+
+
 def test_both_tables_give_the_same_bits() -> None:
     results = []
     for table in ("block", "csr"):
