@@ -166,6 +166,15 @@ def test_rows_of_one_wave_that_walk_apart(mode: str) -> None:
     assert set(model.last[0].tolist()) == {3, 4}
 
 
+def test_a_row_keeps_its_reference_while_its_neighbour_rescales() -> None:
+    # In the second tile one half of the rows grows and the other falls far; the latter's later tiles count as much as
+    # their first, and are rounded by its reference.
+    built = build(Case([40], [640], heads=2, kv_heads=1, descales=UNIT, seed=fresh_seed(), breaks="neighbours"))
+    ramp(built, [0.0, 0.6, 0.0, 0.0, 0.0], opposed=True)
+    model = check_gates(built)
+    assert set(model.last[0].tolist()) == {0, 1}
+
+
 def test_a_maximum_that_grows_in_masked_tiles() -> None:
     # 200 rows of one head: the last two tiles have masks; the growth there is seen by some rows only.
     built = build(
