@@ -24,11 +24,12 @@ class Epilogue:
 
     def store(self) -> None:
         """Store this wave's rows. Rows that see no key: 0, and -inf."""
-        low, high = gpu.both_halves(gpu.get(self.softmax.sum))
-        total = low + high
-        empty = total == 0.0
-        self._store_outputs(empty.select(fx.Float32(0.0), gpu.reciprocal(total)))
+        rounded = self.gemm.row_sum.load()[0]
+        empty = rounded == 0.0
+        self._store_outputs(empty.select(fx.Float32(0.0), gpu.reciprocal(rounded)))
         if self.traits.lse:
+            low, high = gpu.both_halves(gpu.get(self.softmax.sum))
+            total = low + high
             lse = (
                 fx.fma(gpu.get(self.softmax.maximum), self.softmax.scale, gpu.log2(total) - self.traits.lift) * gpu.LN_2
             )

@@ -19,6 +19,8 @@ from .traits import ACCUMULATORS, DEPTH, HALVES, PACK, PACKS_PER_OPERAND, STRIP,
 from .work import Work
 
 OPERAND = DEPTH // HALVES
+#: 1.0 four times, in e4m3.
+ONES = 0x38383838
 
 
 class Gemm:
@@ -46,7 +48,10 @@ class Gemm:
         self.scores = [gpu.registers(ACCUMULATORS, fx.Float32) for _ in range_constexpr(traits.key_strips)]
         self.probabilities = [gpu.registers(OPERAND, gpu.Fp8) for _ in range_constexpr(traits.key_steps)]
         self.outputs = [gpu.registers(ACCUMULATORS, fx.Float32) for _ in range_constexpr(traits.dim_strips)]
-        for output in self.outputs:
+        self.row_sum = gpu.registers(ACCUMULATORS, fx.Float32)
+        self.ones = gpu.registers(OPERAND, gpu.Fp8)
+        self.ones.store(Vec.from_elements([fx.Int32(ONES)] * (OPERAND // 4), fx.Int32).bitcast(gpu.Fp8))
+        for output in (*self.outputs, self.row_sum):
             output.store(Vec.filled(ACCUMULATORS, 0.0, fx.Float32))
 
     def load_queries(self, address: Any, flip: Any) -> None:
@@ -110,6 +115,11 @@ class Gemm:
         offsets = [self.traits.v_offset(step, strip, pack) for pack in range(PACKS_PER_OPERAND)]
         return self._operand(self.v_ring, slot + self.v_lane, offsets)
 
+    def add_row_sums(self) -> None:
+        """Add P as it is multiplied, rounded, to the row sums: a product with ones."""
+        for step in range_constexpr(self.traits.key_steps):
+            fx.gemm(self.atom, self.row_sum, self.ones, self.probabilities[step], self.row_sum)
+
     def _add_outputs(self, strip: int, step: int, values: Any) -> None:
         fx.gemm(self.atom, self.outputs[strip], values, self.probabilities[step], self.outputs[strip])
 
@@ -128,6 +138,7 @@ class Gemm:
 
     def outputs_and_scores(self, v_slot: Any, k_slot: Any) -> None:
         """O^T += V^T P^T of one tile, then S^T of the next: P is dead before S is complete."""
+        self.add_row_sums()
         self.run(self.output_steps(v_slot, self._add_outputs) + self._score_steps(k_slot))
 
     def run(self, steps: list[tuple[Any, Any]]) -> None:

@@ -119,7 +119,7 @@ class Pipeline:
             self.stage_ahead(tile)
         if masked:
             self.softmax.mask(tile)
-        self.softmax.follow_maximum()
+        self.softmax.follow_maximum(branch=not masked)
         self.softmax.probabilities(before_branch=masked)
         if not late:
             gpu.loads_done()
@@ -130,6 +130,7 @@ class Pipeline:
             self.stage_ahead(tile)
         if masked:
             self.gemm.forget_scores()
+            self.gemm.add_row_sums()
             self.unseen.add_outputs(gpu.get(self.v_read), tile)
             self.score_next(tile)
         else:

@@ -76,11 +76,21 @@ class Softmax:
         return gpu.maximum(*gpu.both_halves(highest))
 
     @flyc.jit
-    def follow_maximum(self) -> None:
-        """Rescale what has been accumulated, in the rows whose maximum has grown by more than the threshold."""
+    def follow_maximum(self, branch: bool) -> None:
+        """Rescale what has been accumulated, in the rows whose maximum has grown by more than the threshold.
+
+        Parameters
+        ----------
+        branch : bool
+            Whether to branch around it where no row's has. Not where another branch follows in the same phase: the
+            accumulators would be held twice. Rows that have not grown are multiplied by 1 then.
+        """
         highest = self._tile_maximum()
         grown = highest > gpu.get(self.rescale_above)
-        if gpu.any_lane(grown):
+        if fx.const_expr(branch):
+            if gpu.any_lane(grown):
+                self._rescale(grown, highest)
+        else:
             self._rescale(grown, highest)
 
     def _rescale(self, grown: Any, highest: Any) -> None:
@@ -88,8 +98,9 @@ class Softmax:
         new = grown.select(highest, old)
         factor = gpu.exp2((old - new) * self.scale)
         self._follow(new)
-        gpu.put(self.sum, gpu.get(self.sum) * factor)
-        for held in self.gemm.outputs:
+        if self.traits.lse:
+            gpu.put(self.sum, gpu.get(self.sum) * factor)
+        for held in (*self.gemm.outputs, self.gemm.row_sum):
             values = held.load()
             gpu.fill(held, [values[k] * factor for k in range_constexpr(ACCUMULATORS)], fx.Float32)
 
@@ -112,8 +123,11 @@ class Softmax:
                 scores = self.gemm.scores[strip].load()
                 values = [gpu.exp2(fx.fma(scores[k], self.scale, bias)) for k in range_constexpr(ACCUMULATORS)]
                 words += [gpu.pack_fp8(*values[k : k + 4]) for k in range_constexpr(0, ACCUMULATORS, 4)]
-                sums.append(gpu.sum_of(values))
+                if self.traits.lse:
+                    sums.append(gpu.sum_of(values))
             self.gemm.probabilities[step].store(Vec.from_elements(words, fx.Int32).bitcast(gpu.Fp8))
+        if not self.traits.lse:
+            return
         total = gpu.sum_of(sums)
         if before_branch:
             low, high = gpu.both_halves(total)

@@ -43,12 +43,13 @@ class Unseen:
             self.gemm.add_outputs(slot)
 
     def _any_nan(self, slot: Any) -> Any:
-        """Whether any V of the tile is NaN: a product with zeros says so, since all else becomes 0."""
+        """Whether any V of the tile is NaN: its sum over the keys says so, since no sum of so few others overflows."""
         gemm = self.gemm
-        zeros, probe = gpu.registers(OPERAND, gpu.Fp8), gpu.registers(ACCUMULATORS, fx.Float32)
-        self._put(zeros, [fx.Int32(0)] * (OPERAND // 4))
+        probe = gpu.registers(ACCUMULATORS, fx.Float32)
         probe.store(Vec.filled(ACCUMULATORS, 0.0, fx.Float32))
-        gemm.run(gemm.output_steps(slot, lambda strip, step, values: fx.gemm(gemm.atom, probe, values, zeros, probe)))
+        gemm.run(
+            gemm.output_steps(slot, lambda strip, step, values: fx.gemm(gemm.atom, probe, values, gemm.ones, probe))
+        )
         total = gpu.sum_of(list(probe.load()))
         return gpu.any_lane(total != total)
 
