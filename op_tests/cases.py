@@ -295,7 +295,7 @@ def compare_out(out: torch.Tensor, expected: torch.Tensor, executor: str) -> Non
         assert float((out - expected).norm() / expected.norm()) <= 0.035
     seen = ~blind & ~poisoned
     if bool(seen.any()):
-        assert float(torch.cosine_similarity(out[seen], expected[seen], dim=-1).min()) >= 0.998
+        assert float(torch.cosine_similarity(out[seen], expected[seen], dim=-1, eps=1e-300).min()) >= 0.998
 
 
 def compare_lse(lse: torch.Tensor, expected: torch.Tensor, executor: str) -> None:

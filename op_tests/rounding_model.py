@@ -5,8 +5,8 @@ Written from the kernel's description, not from its code. Per row of queries, ke
 * scores s are exact; ``c = softmax_scale * q_descale * k_descale * log2(e)``, whose sign goes to the scores;
 * the row's reference m starts at a power of two below every score, and moves to a tile's maximum only where that is
   more than ``threshold / c`` above it; then what was summed so far is multiplied by ``2 ** (c * (old - new))``;
-* ``P = 2 ** (c * (s - m) + lift)`` is rounded to e4m3 for the product with V, and summed unrounded;
-* O is divided by that sum, and LSE comes from it.
+* ``P = 2 ** (c * (s - m) + lift)`` is rounded to e4m3 for the product with V, and both are summed;
+* O is divided by the sum of the rounded P, and LSE comes from the other one.
 
 What the kernel does in float32 beside that (its sums, products and exponentials, and the rounding of O to bf16) is
 within the gate of the comparison, 0.004 relative L2; a wrong lift, threshold, tile or rescale is not.
@@ -119,7 +119,7 @@ def _attend(
     count = scores.shape[0]
     floor = -(2.0 ** math.ceil(math.log2(result.dim * LARGEST * LARGEST)))
     reference = torch.full((count,), floor, dtype=torch.float64)
-    total = torch.zeros(count, dtype=torch.float64)
+    total, multiplied = torch.zeros(2, count, dtype=torch.float64)
     out = torch.zeros((count, vals.shape[1]), dtype=torch.float64)
     for number, start in enumerate(range(0, scores.shape[1], rule.tile)):
         part = scores[:, start : start + rule.tile]
@@ -127,15 +127,17 @@ def _attend(
         moved = highest > reference + rule.threshold / c
         new = torch.where(moved, highest, reference)
         shrink = torch.exp2(c * (reference - new))
-        total, out = total * shrink, out * shrink[:, None]
+        total, multiplied, out = total * shrink, multiplied * shrink, out * shrink[:, None]
         result.rescales[head, rows] += (moved & (number > 0)).long()
         result.last[head, rows] = torch.where(moved, number, result.last[head, rows])
         reference = new
         p = torch.exp2(c * (part - reference[:, None]) + rule.lift)
         result.highest = max(result.highest, float(p.max()) if p.numel() else 0.0)
         total = total + p.sum(1)
-        out = out + (round_e4m3(p) if rule.rounded else p) @ vals[start : start + rule.tile]
+        factors = round_e4m3(p) if rule.rounded else p
+        multiplied = multiplied + factors.sum(1)
+        out = out + factors @ vals[start : start + rule.tile]
     blind = total == 0
-    result.out[rows, head] = torch.where(blind[:, None], 0.0, out / total[:, None])
+    result.out[rows, head] = torch.where(blind[:, None], 0.0, out / multiplied[:, None])
     result.lse[head, rows] = (c * reference + torch.log2(total) - rule.lift) * math.log(2)
     result.lse[head, rows] = torch.where(blind, -math.inf, result.lse[head, rows])

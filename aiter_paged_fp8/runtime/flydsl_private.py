@@ -30,6 +30,7 @@ NAMES: tuple[tuple[str, str, tuple[str, ...] | None, str], ...] = (
     ("flydsl.compiler.jit_function", "_build_call_spec", ("sig", "args_tuple"), "names of tensor arguments"),
     ("flydsl.compiler.jit_function", "_call_state_from_spec", ("call_spec", "artifact"), "arguments of a launch"),
     ("flydsl.compiler.jit_function", "JitFunction._ensure_cache_manager", ("self",), "an own disk cache"),
+    ("flydsl.compiler.jit_function", "JitFunction._compile_or_execute", ("self",), "compiling one kernel at a time"),
     ("flydsl.compiler.jit_function", "JitCacheManager", ("cache_dir",), "an own disk cache"),
     ("flydsl.compiler.jit_executor", "CallState.__call__", ("self", "args_tuple"), "arguments of a launch"),
     ("flydsl.compiler.jit_executor", "CompiledArtifact._ensure_engine", ("self",), "engines without a GPU runtime"),
@@ -44,6 +45,9 @@ NAMES: tuple[tuple[str, str, tuple[str, ...] | None, str], ...] = (
     ("flydsl.expr.struct", "is_struct_type", None, "tensors inside struct arguments"),
     ("flydsl.expr.struct", "_runtime_fields", None, "tensors inside struct arguments"),
 )
+
+# Where FlyDSL keeps code objects.
+CACHE_VARIABLE = "FLYDSL_RUNTIME_CACHE_DIR"
 
 # How a compiled module names what its code is for.
 TARGET = re.compile(r'#rocdl\.target<[^>]*chip = "(\w+)"')
@@ -113,7 +117,10 @@ class Receiver:
 
 
 _local = threading.local()
+# Held while FlyDSL compiles: options of its compiler are process-wide. Nothing else is waited for inside.
 _lock = threading.RLock()
+_inside = 0
+_outside: dict[str, str | None] = {}
 _installed = False
 _modules: list[str] = []
 _functions: list[tuple[str, str]] = []
@@ -139,23 +146,38 @@ def receiving(receiver: Receiver) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def target_environment(more: dict[str, str] | None = None) -> Iterator[None]:
-    """Compile for gfx950: FlyDSL reads its target from process-wide variables, so this excludes other threads."""
+def target_environment() -> Iterator[None]:
+    """Let FlyDSL compile for gfx950: it reads its target from process-wide variables.
+
+    All who are inside want the same values, so nobody waits: the first one in sets them, the last one out restores
+    what was there.
+    """
+    global _inside
     with _lock:
-        wanted = {"FLYDSL_GPU_ARCH": ARCHITECTURE, "ARCH": ARCHITECTURE, **(more or {})}
-        if "ROCM_PATH" not in os.environ:
-            # MLIR looks for a linker there at the latest; ISA text needs none.
-            wanted["ROCM_PATH"] = os.devnull
-        previous = {name: os.environ.get(name) for name in wanted}
-        os.environ.update(wanted)
-        try:
-            yield
-        finally:
-            for name, value in previous.items():
-                if value is None:
-                    os.environ.pop(name, None)
-                else:
-                    os.environ[name] = value
+        if not _inside:
+            wanted = {"FLYDSL_GPU_ARCH": ARCHITECTURE, "ARCH": ARCHITECTURE}
+            if "ROCM_PATH" not in os.environ:
+                # MLIR looks for a linker there at the latest; ISA text needs none.
+                wanted["ROCM_PATH"] = os.devnull
+            _outside.update({name: os.environ.get(name) for name in wanted})
+            os.environ.update(wanted)
+        _inside += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _inside -= 1
+            if not _inside:
+                _restore(_outside)
+                _outside.clear()
+
+
+def _restore(variables: dict[str, str | None]) -> None:
+    for name, value in variables.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
 
 class _CompileOnly(Receiver):
@@ -181,8 +203,13 @@ def compiling(*, emulated: bool, cache_dir: Path) -> Iterator[None]:
         with receiving(_CompileOnly(cache_dir / "emulator")):
             yield
         return
-    with target_environment({"FLYDSL_RUNTIME_CACHE_DIR": str(cache_dir / "hardware")}):
-        yield
+    with _lock, target_environment():
+        before: dict[str, str | None] = {CACHE_VARIABLE: os.environ.get(CACHE_VARIABLE)}
+        os.environ[CACHE_VARIABLE] = str(cache_dir / "hardware")
+        try:
+            yield
+        finally:
+            _restore(before)
 
 
 def check_target(compiled: Any) -> None:
@@ -232,12 +259,14 @@ def _runtime_callbacks() -> dict[str, Any]:
 
     def load(data: int, level: int, length: int) -> int:
         text = ctypes.string_at(data, length) if length else ctypes.string_at(data)
-        _modules.append(text.rstrip(b"\0").decode())
-        return len(_modules)
+        with _lock:
+            _modules.append(text.rstrip(b"\0").decode())
+            return len(_modules)
 
     def get_function(module: int, name: int) -> int:
-        _functions.append((_modules[module - 1], ctypes.string_at(name).decode()))
-        return len(_functions)
+        with _lock:
+            _functions.append((_modules[module - 1], ctypes.string_at(name).decode()))
+            return len(_functions)
 
     def launch(
         function: int,
@@ -337,6 +366,15 @@ def _replace_compiler() -> None:
         state = originals["_call_state_from_spec"](call_spec, artifact)
         return _EmulatedCall(state, getattr(call_spec, "names", ())) if holds_isa(artifact) else state
 
+    compile_or_execute = function.JitFunction._compile_or_execute
+
+    @functools.wraps(compile_or_execute)
+    def one_at_a_time(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if active() is None:
+            return compile_or_execute(self, *args, **kwargs)
+        with _lock:
+            return compile_or_execute(self, *args, **kwargs)
+
     ensure_cache_manager = function.JitFunction._ensure_cache_manager
 
     @functools.wraps(ensure_cache_manager)
@@ -355,6 +393,7 @@ def _replace_compiler() -> None:
     function._build_call_spec = build_call_spec
     function._call_state_from_spec = call_state
     function.JitFunction._ensure_cache_manager = own_cache_manager
+    function.JitFunction._compile_or_execute = one_at_a_time
 
 
 class _EmulatedCall:

@@ -156,8 +156,8 @@ class Traits:
     @property
     def name(self) -> str:
         """Name of the kernel."""
-        lse = "_lse" if self.lse else ""
-        return f"paged_prefill_{self.layout}{self.page}_d{self.head_dim}_{self.head_dim_v}_{self.table}{lse}"
+        options = ("_lse" if self.lse else "") + ("_packed" if self.packed_f32 else "")
+        return f"paged_prefill_{self.layout}{self.page}_d{self.head_dim}_{self.head_dim_v}_{self.table}{options}"
 
     # -- rows ---------------------------------------------------------------------------------------------------------
 

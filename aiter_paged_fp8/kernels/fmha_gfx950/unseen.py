@@ -13,14 +13,14 @@ from flydsl.expr import range_constexpr, rocdl
 from flydsl.expr.typing import Vector as Vec
 
 from . import intrinsics as gpu
-from .gemm import OPERAND, Gemm
+from .gemm import ONES, OPERAND, Gemm
 from .traits import ACCUMULATORS, PACK, Traits, operand_k
 from .work import Work
 
 #: Four e4m3 values in a register: all bits but the signs; the lowest bit of each.
 MAGNITUDES, LOW_BITS = 0x7F7F7F7F, 0x01010101
-#: 1.0 four times, and what makes it of the lowest bits.
-ONES, ONE = 0x38383838, 0x38
+#: What makes 1.0 of a lowest bit.
+ONE = ONES & 0xFF
 
 
 def _nan_bits(word: Any) -> Any:
