@@ -42,7 +42,7 @@ def test_budget_of_the_steady_loop(loops: list[LoopCounts]) -> None:
 
 
 def test_slots_are_weighed_as_the_budget_says(loops: list[LoopCounts]) -> None:
-    # 4 strips x 16 scores of a lane: an exponential, a multiply-add, a conversion for two, and for LSE an addition each.
+    # 4 strips x 16 scores of a lane: an exponential, a multiply-add, a conversion for two, an addition for LSE.
     for loop in loops:
         names = loop.mnemonics
         assert names["v_exp_f32"] == 64

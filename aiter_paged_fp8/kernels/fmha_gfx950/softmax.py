@@ -4,6 +4,9 @@ With ``c = softmax_scale * q_descale * k_descale * log2(e)``, a row's running ma
 lift L: ``P = 2 ** (c * s - c * m + L)``, rounded to e4m3 for the second product. m follows the true maximum lazily: it
 moves only where that is more than the threshold above it, so that the accumulators are rarely rescaled and P never
 passes the largest e4m3 value.
+
+There are two row sums. O is divided by the sum of P as it was multiplied, rounded; the matrix unit makes that one
+(`Gemm.add_row_sums`). The log-sum-exp needs the sum of P before rounding, which is made here, and only for it.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ FP8_SIGNS = 0x80808080 - 2**32
 
 
 class Softmax:
-    """Running maximum and sum of this lane's row; the two halves of a wave sum different keys of it."""
+    """Running maximum of this lane's row, and its float32 sum; the two halves of a wave sum different keys of it."""
 
     def __init__(self, traits: Traits, args: Any, work: Work, gemm: Gemm) -> None:
         self.traits, self.work, self.gemm = traits, work, gemm
