@@ -23,10 +23,12 @@ demo: $(VENV)/.ready
 	$(PY) -m aiter_paged_fp8 demo
 
 test: $(VENV)/.ready
-	$(PY) -m pytest -n $(JOBS) -m "not full" op_tests
+	$(PY) -m pytest -n $(JOBS) op_tests
 
+# Which tests: all, or those that do more here than in `make test`.
+FULL ?= op_tests
 test-full: $(VENV)/.ready
-	AITER_PAGED_FP8_TEST_FULL=1 $(PY) -m pytest -n $(JOBS) op_tests
+	AITER_PAGED_FP8_TEST_FULL=1 $(PY) -m pytest -n $(JOBS) $(FULL)
 
 lint: $(VENV)/.ready
 	$(VENV)/bin/ruff format --check .

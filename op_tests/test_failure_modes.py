@@ -172,6 +172,7 @@ def test_base_address_carry(executor: str, layout: str, page: int, which: str) -
         ("linear", 64, [128, 384]),
     ],
 )
+@pytest.mark.grows
 def test_page_table_read_past_its_end(executor: str, layout: str, page: int, kv_lens: list[int]) -> None:
     # Exactly as many ids as used, and the ids end where their mapping ends.
     case = Case([3] * len(kv_lens), kv_lens, heads=2, kv_heads=1, layout=layout, page=page, table="csr_last")

@@ -19,6 +19,8 @@ from op_tests.conftest import FULL
 from op_tests.native_cases import MODES, run_native
 from op_tests.rounding_model import Modelled, Rule, modelled
 
+pytestmark = pytest.mark.grows
+
 #: Relative L2 against exact attention, and against the model that rounds P as the kernel does.
 REFERENCE_GATE, MODEL_GATE = 0.035, 0.004
 COSINE_GATE, LSE_GATE, ONES_GATE = 0.998, 1e-4, 0.004

@@ -21,6 +21,8 @@ from op_tests.cases import MAX_BYTE, Built, Case, build, compare, compare_out, f
 from op_tests.conftest import FULL
 from op_tests.native_cases import MODES, Change, Poison, PoisonQuery, run_native
 
+pytestmark = pytest.mark.grows
+
 
 @dataclass(frozen=True)
 class Entry:

@@ -26,6 +26,8 @@ from op_tests import cases
 from op_tests.cases import E4M3, EXECUTORS, NAN_BYTE, NATIVE_BUILT, PATHS, at_end_of_memory, fp8, guarded
 from op_tests.conftest import FULL
 
+pytestmark = pytest.mark.grows
+
 INT32 = torch.int32
 #: Small dims, for speed, where the executor takes them; those that a kernel exists for elsewhere.
 DIMS = {"dense": (32, 16), "paged": (128, 128)}

@@ -18,6 +18,8 @@ from op_tests.cases import PATHS, fresh_seed
 from op_tests.conftest import FULL
 from op_tests.test_wild_metadata import EMULATED, LAYOUTS, Call, Wild
 
+pytestmark = pytest.mark.grows
+
 # An example takes a tenth of a second here, and shrinking one minutes: they are drawn evenly, each with a seed of its
 # own, rather than by hypothesis, which likes small and empty ones.
 EXAMPLES = 50
