@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from . import __version__, plan, use_executor
+from .integrations import aiter as integration
 from .kernels.fmha_gfx950 import traits
 from .layouts import PACK
 from .options import EXECUTORS, current_options
@@ -64,6 +65,7 @@ def doctor() -> int:
     print(f"FlyDSL           {_version('flydsl')}" + (f"; {missing}" if (missing := flydsl_missing()) else ""))
     print(f"Triton           {_version('triton', 'pytorch-triton-rocm', 'pytorch-triton')}")
     print(f"AITER            {_aiter()}")
+    print(f"integration      {integration.status()}")
     print(f"architecture     {device_arch(torch.device(device))} (the native kernel is for {traits.ARCH})")
     print(f"cache directory  {options.cache_dir}")
     print(f"options          executor={options.executor}, check_metadata={options.check_metadata}")

@@ -23,6 +23,7 @@ from aiter_paged_fp8 import (
     Plan,
     api,
     flydsl_flash_attn_paged_prefill_func,
+    record,
     use_options,
 )
 from aiter_paged_fp8.integrations import MODES, VARIABLE, _dispatch, install_from_environment
@@ -248,6 +249,18 @@ def test_dispatch_replaces_every_binding_and_uninstall_restores_them(new_aiter: 
     assert type(result) is new_aiter.Original
     assert same(result[1], named)
     assert integration.status() == integration.Status(None)
+
+
+def test_a_dispatched_call_reaches_the_native_kernel(new_aiter: ModuleType) -> None:
+    integration.install(dispatch=True)
+    named = arguments(causal=True)
+    expected = public_call(named)
+    with use_options(executor="emulator"), record() as calls:
+        out = new_aiter.mha_batch_prefill_func(**named)
+    ((launch,),) = [call.launches for call in calls]
+    assert launch.instructions
+    assert float((out.double() - expected.double()).norm() / expected.double().norm()) <= 0.035
+    assert new_aiter.calls == []
 
 
 def test_installing_twice_is_installing_once(new_aiter: ModuleType) -> None:
