@@ -1,7 +1,31 @@
 """Faults that users of public paged and batch prefill kernels reported, each as the smallest input that shows it here.
 
-One test a kind, on the public function and on every executor. Pools of many GiB are virtual memory, of which a test
-touches a few pages.
+One test a kind, on the public function and on every executor that has a kernel for the row's layout. Pools of many GiB
+are virtual memory, of which a test touches a few pages.
+
+How vectorized pages of 64 with (D, Dv) = (128, 128), which the native kernel has, express each kind:
+
+    int32 slot arithmetic        pages on both sides of page 131 072 = slot 8 388 608, where K passes 2**31 bytes
+    > 4 GiB pool                 a request on the topmost pages of a pool over 4 GiB
+    descriptor edges             pools of 2**31 bytes, a page less and a page more, requests on the last pages;
+                                 caches that end with their mapping
+    base address carry           K, V or both across a multiple of 2**32
+    page table past its end      ids that end with their mapping, 128 to 256 keys and 160 pages (full: 192)
+    unsupported shape            D 64: refused by name, or dense
+    token ids for page ids       the same tokens as slots, on an executor that has slots
+    one head dim for K and V     not expressible: D = Dv; refused
+    GQA mapping                  V constant per KV head, six pairs of heads
+    scales ignored               each descale alone
+    NaN tail                     as it is, a length a request
+    q_len > kv_len               as it is
+    padding in the softmax sum   as it is
+    padding of a partial page    lengths 1..15 mod 16 at each 16 keys of the page, tails NaN and 448
+    odd or empty page count      as it is
+    empty KV                     as it is, both tables
+    wrong stream, stale replay   the emulator's graphs; more of it in test_streams
+    LSE layout                   as it is
+    lazy rescale                 steps from tile to tile of 128 keys, and every fourth tile
+    last page length             65, 2**31 - 1 and negative ones
 """
 
 from __future__ import annotations

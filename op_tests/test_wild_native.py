@@ -7,6 +7,7 @@ around the outputs. What is asked of a call is what test_wild_metadata asks of e
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
@@ -23,6 +24,8 @@ pytestmark = pytest.mark.grows
 # An example takes a tenth of a second here, and shrinking one minutes: they are drawn evenly, each with a seed of its
 # own, rather than by hypothesis, which likes small and empty ones.
 EXAMPLES = 50
+#: Ten times what the largest call here takes: a kernel that walks on is told from one that ends.
+ENDS = Options(max_instructions=200_000, on_report="raise")
 BLOCKS = 40 if FULL else 4
 
 
@@ -40,11 +43,24 @@ def test_native_memory_stays_safe_and_valid_requests_right(executor: str, block:
         checks = Checks(global_races=False) if seed % 10 == 0 else Checks.none()
         schedule = "skewed" if FULL and seed % 10 == 1 else "lockstep"
         memory: Any = rng.choice(("latest", "earliest"))
-        with emulated(Options(memory=memory, schedule=schedule, checks=checks, on_report="raise")):
+        with emulated(replace(ENDS, memory=memory, schedule=schedule, checks=checks)):
             call.run(executor)
         call.assert_safe()
         compared += call.assert_right(executor)
     assert compared > EXAMPLES // 4, "too few requests of a definite result to tell"
+
+
+@pytest.mark.parametrize("length", [-(2**31), 1 - 2**31, -(2**31) + 140, -1])
+@pytest.mark.parametrize("executor", EMULATED)
+def test_a_negative_length_under_two_query_tiles(executor: str, length: int) -> None:
+    # What lies before the last tile of queries is subtracted from the length: below -2**31 it would turn positive.
+    rows = {"total_q": 140, "cu": [0, 140], "max_seqlen_q": 140, "rows": [[1, 0]], "lengths": [length]}
+    table = {"max_seqlen_k": 100, "indptr": None, "ids": [], "lasts": None}
+    call = Call(Wild("vectorized", 64, 2, interleaved=False, causal=True, **rows, **table), PATHS[executor])  # type: ignore[arg-type]
+    with emulated(ENDS):
+        call.run(executor)
+    call.assert_safe()
+    assert bool((call.out == 0).all()), "a length below zero holds no keys"
 
 
 def native_wild(rng: random.Random) -> Wild:
@@ -54,7 +70,8 @@ def native_wild(rng: random.Random) -> Wild:
     pages = rng.choice((0, 1, 2, 3, 4, 5, 5, 5))
     # One request in some calls has more rows than a workgroup.
     q_lens = [rng.choice((0, 1, 2, 4, rng.randint(1, 9), 130 if rng.random() < 0.2 else 3)) for _ in range(batch)]
-    most = rng.choice((1, 1, 2, 2, 2, 3)) * page if pages else 0
+    # A cache without pages has no valid length but 0; others are asked of it too.
+    most = rng.choice((1, 1, 2, 2, 2, 3)) * page if pages or rng.random() < 0.7 else 0
     lens = [rng.choice((0, rng.randint(0, most), rng.randint(0, most), most)) for _ in range(batch)]
     # One kind of number or all of them, from a single bad one to nothing but bad ones.
     kinds = rng.choice(("none", "cu", "lengths", "ids", "indptr", "lasts", "all", "all"))
