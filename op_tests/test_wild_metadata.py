@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, note, settings
+from hypothesis import HealthCheck, Phase, given, note, settings
 from hypothesis import strategies as st
 
 from aiter_paged_fp8 import flydsl_flash_attn_paged_prefill_func, record, use_options
@@ -349,9 +349,10 @@ def test_check_metadata_refuses_exactly_the_invalid(executor: str, data: st.Data
     refuses_exactly_the_invalid(executor, data)
 
 
-# What is refused is refused before an executor has a part in it: a few examples tell that it has none.
+# What is refused is refused before an executor has a part in it: a few examples tell that it has none. A failing one
+# is not shrunk, which would take minutes.
 @pytest.mark.parametrize("executor", EMULATED)
-@settings(FUZZ, max_examples=FUZZ.max_examples // 10)
+@settings(FUZZ, max_examples=FUZZ.max_examples // 10, phases=[Phase.generate])
 @given(data=st.data())
 def test_check_metadata_refuses_exactly_the_invalid_natively(executor: str, data: st.DataObject) -> None:
     refuses_exactly_the_invalid(executor, data)
