@@ -158,7 +158,7 @@ def _run(request: Request, chosen: Plan, options: Options) -> Result:
             raise RuntimeError(f"executor {options.executor} was asked for and can't serve this call: {chosen.reason}")
         raise NotImplementedError(chosen.reason)
     if options.check_metadata:
-        check_metadata(request)
+        check_metadata(request, captured=chosen.path == "paged" and native.recording(chosen.executor or ""))
     q, out, lse = request.q, request.out, request.lse
     if out is None:
         out = torch.empty((q.shape[0], q.shape[1], request.cache.head_dim_v), dtype=torch.bfloat16, device=q.device)

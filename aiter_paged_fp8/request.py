@@ -421,8 +421,14 @@ def capturing(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
-def check_metadata(request: Request) -> None:
+def check_metadata(request: Request, *, captured: bool = False) -> None:
     """Read offsets, lengths, page ids and descales, and refuse what could make numbers wrong.
+
+    Parameters
+    ----------
+    request : Request
+    captured : bool
+        Whether the call is recorded for later, by other means than torch's.
 
     Raises
     ------
@@ -432,7 +438,7 @@ def check_metadata(request: Request) -> None:
         Under graph capture, where nothing can be read.
     """
     q, cache, table = request.q, request.cache, request.table
-    if capturing(q.device):
+    if captured or capturing(q.device):
         raise RuntimeError("check_metadata: got a call under graph capture; accepted: calls whose metadata can be read")
     cu, *parts = to_host((request.cu_seqlens_q, *table.host_parts()))
     total_q = q.shape[0]

@@ -92,7 +92,7 @@ def vllm_cache(tokens: Tokens, size: int, kv_first: bool) -> tuple[torch.Tensor,
 
 
 @pytest.mark.parametrize("kv_first", [True, False], ids=["kv-blocks", "blocks-kv"])
-@pytest.mark.parametrize("size", [16, 64])
+@pytest.mark.parametrize(("executor", "size"), [("torch", 16), ("torch", 64), ("emulator", 64)])
 def test_vllm_shuffle_cache(executor: str, size: int, kv_first: bool) -> None:
     tokens = Tokens()
     cache, pages = vllm_cache(tokens, size, kv_first)
@@ -157,6 +157,7 @@ def token_csr(slots: list[list[int]], start: int = 0) -> tuple[torch.Tensor, tor
     return indptr, torch.tensor([*flat, *[10**9] * 50], dtype=torch.int32)
 
 
+@pytest.mark.parametrize("executor", ["torch"])  # no native kernel for slots yet
 @pytest.mark.parametrize("q_form", ["by-head", "flat"])
 @pytest.mark.parametrize("size", [1, 64])
 def test_sglang_nhd_pool(executor: str, size: int, q_form: str) -> None:
@@ -184,7 +185,7 @@ def test_sglang_nhd_pool(executor: str, size: int, q_form: str) -> None:
     check(tokens, arguments, executor)
 
 
-@pytest.mark.parametrize("size", [16, 64])
+@pytest.mark.parametrize(("executor", "size"), [("torch", 16), ("torch", 64), ("emulator", 64)])
 def test_sglang_vectorized_5d_pool(executor: str, size: int) -> None:
     """The pool as [pages, ...] tensors of bytes, written by coordinates; pages from SGLang's own CSR over slots."""
     tokens = Tokens()

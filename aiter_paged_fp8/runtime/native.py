@@ -169,6 +169,15 @@ def kernel(traits: Traits, executor: str, cache_dir: Path) -> tuple[Kernel, bool
         return made, True
 
 
+def recording(executor: str) -> bool:
+    """Whether a call on this executor is recorded into a graph of the emulator."""
+    if executor != "emulator":
+        return False
+    from ..emulator.queue import capturing
+
+    return capturing()
+
+
 def preload(request: Request, executor: str, options: Options) -> tuple[str, bool]:
     """Compile what a request needs; its name, and whether it was compiled now."""
     found, compiled = kernel(specialise(request), executor, options.cache_dir)

@@ -64,15 +64,22 @@ class EmulatorQueue:
     def packed(self, tensor: torch.Tensor) -> torch.Tensor:
         if tensor.is_contiguous():
             return tensor
-        from ..emulator import Work, submit
+        from ..emulator import Memory, MemoryFault, Work, submit
+        from ..emulator.queue import current
+        from .takeover import owner_alive, tensor_extent
 
         copy = torch.empty(tensor.shape, dtype=tensor.dtype)
-        source = tensor.detach()
+        source, memory = tensor.detach(), Memory()
+        region = memory.register("a strided tensor", tensor.data_ptr(), tensor_extent(tensor), keepalive=source)
+        if current() is not None:
+            region.alive = owner_alive(source)
 
         def run() -> None:
+            if memory.freed:
+                raise MemoryFault(f"copy reads the buffer {region!r}, which was freed")
             copy.copy_(source)
 
-        submit(Work("copy", run))
+        submit(Work("copy", run, memory))
         self.copies.append(copy)
         return copy
 

@@ -27,7 +27,7 @@ def tensor_extent(tensor: Any) -> int:
     return (last + 1) * tensor.element_size()
 
 
-def _owner_alive(alias: Any) -> Callable[[], bool] | None:
+def owner_alive(alias: Any) -> Callable[[], bool] | None:
     """Whether a storage has an owner beside our alias of it: a temporary that its caller dropped has none."""
     import torch
 
@@ -171,7 +171,7 @@ class EmulatorSession(flydsl_private.Receiver):
                 keepalive=tensor.detach() if hasattr(tensor, "detach") else tensor,
             )
             if current() is not None:
-                region.alive = _owner_alive(region.keepalive)
+                region.alive = owner_alive(region.keepalive)
         where = Launch(
             loaded,
             (grid[0], grid[1], grid[2]),
@@ -180,15 +180,19 @@ class EmulatorSession(flydsl_private.Receiver):
             lds,
         )
 
+        # Not the whole of what was reachable: on a stream, a buffer that its owner drops must be seen to be free.
+        ran, held = reachable.ran, reachable.held
+
         def run() -> None:
+            assert held is not None
             try:
                 result = Machine(where, memory, self.options).run()
             except HazardError as error:
                 self.launches.append(error.details["result"])
                 raise
             self.launches.append(result)
-            if reachable.ran is not None:
-                reachable.ran(result)
+            if ran is not None:
+                ran(result)
 
         submit(Work(kernel, run, memory))
 
