@@ -170,10 +170,11 @@ def _run(request: Request, chosen: Plan, options: Options) -> Result:
             if result is not None and result.is_cuda:
                 result.record_stream(request.stream)
     if out.numel():
+        launches = None if call is None else call.launches
         if chosen.path == "paged":
-            native.run(request, out, lse, chosen.executor or "", options, None if call is None else call.launches)
+            native.run(request, out, lse, chosen.executor or "", options, launches)
         else:
-            providers.by_name(chosen.executor).run(request, out, lse)
+            providers.by_name(chosen.executor).run(request, out, lse, launches)
     return out if lse is None else (out, lse)
 
 
@@ -224,8 +225,8 @@ def flydsl_flash_attn_paged_prefill_supported(*args: Any, arch: str | None = Non
 def flydsl_flash_attn_paged_prefill_preload(*args: Any, arch: str | None = None, **kwargs: Any) -> Plan:
     """Compile what a call with these arguments will need, so that the call itself compiles nothing.
 
-    Executes nothing and touches no buffer; meta tensors and machines without the GPU will do. The dense fallback has
-    nothing to compile.
+    Executes nothing and touches no buffer; meta tensors and machines without the GPU will do. Of the dense fallback,
+    Triton compiles where its GPU is and does nothing elsewhere; torch has nothing to compile.
 
     Returns
     -------
@@ -236,6 +237,8 @@ def flydsl_flash_attn_paged_prefill_preload(*args: Any, arch: str | None = None,
     chosen = decide(request, options, arch)
     if chosen.path == "paged":
         native.preload(request, chosen.executor or "", options)
+    elif chosen and (compiling := providers.by_name(chosen.executor).preload):
+        compiling(request)
     return chosen
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 #: Every executor that can be asked for. ``auto`` takes the native kernel where it applies and the dense fallback
 #: elsewhere.
-EXECUTORS = ("auto", "gpu", "emulator", "torch")
+EXECUTORS = ("auto", "gpu", "emulator", "triton", "torch")
 
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off", "")
 
@@ -30,7 +30,7 @@ class Options:
 
     Parameters
     ----------
-    executor : {"auto", "gpu", "emulator", "torch"}
+    executor : {"auto", "gpu", "emulator", "triton", "torch"}
         Who runs the call. Anything but ``auto`` is binding: a call that it can't serve raises RuntimeError.
     check_metadata : bool
         Read lengths, page ids and descales before the call and refuse wild ones. Costs a device read.

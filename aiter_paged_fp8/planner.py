@@ -59,7 +59,7 @@ class Plan:
     ----------
     path : {"paged", "dense"} or None
         The native paged kernel, the dense fallback, or nowhere.
-    executor : {"gpu", "emulator", "torch"} or None
+    executor : {"gpu", "emulator", "triton", "torch"} or None
         Who runs it.
     code : Code
         The reason, from a closed list.
@@ -131,14 +131,25 @@ def _native(facts: Facts, name: str, arch: str) -> Plan:
     return Plan("paged", name, Code.NATIVE, f"native kernel for {traits.ARCH} on executor {name}")
 
 
-def _dense(facts: Facts, code: Code, reason: str) -> Plan:
-    refusals = []
+def _dense(facts: Facts, arch: str, code: Code, reason: str) -> Plan:
+    """The first provider that serves a call; the reason says why those before it do not."""
+    refusals: list[str] = []
     for provider in providers.PROVIDERS:
-        refusal = provider.refusal(facts)
+        refusal = provider.refusal(facts, arch, False)
         if refusal is None:
-            return Plan("dense", provider.name, code, reason)
+            # That Triton needs a GPU goes without saying on a machine without one.
+            passed_over = [] if facts.device.type == "cpu" else refusals
+            return Plan("dense", provider.name, code, "; ".join([reason, *passed_over]))
         refusals.append(f"{provider.name}: {refusal}")
     return Plan(None, None, Code.BEYOND_FALLBACK, f"beyond the dense fallback: {'; '.join(refusals)}")
+
+
+def _forced_dense(facts: Facts, arch: str, name: str) -> Plan:
+    """The dense path on the provider that was asked for, or the reason against it."""
+    refusal = providers.by_name(name).refusal(facts, arch, True)
+    if refusal is None:
+        return Plan("dense", name, Code.FORCED_DENSE, f"executor {name} was asked for")
+    return Plan(None, None, Code.BEYOND_FALLBACK, f"beyond the dense fallback: {name}: {refusal}")
 
 
 # Serving engines make the same few calls again and again; and a device keeps its architecture while the process lives.
@@ -146,12 +157,12 @@ def _dense(facts: Facts, code: Code, reason: str) -> Plan:
 def _decide(plain_facts: tuple[Any, ...], executor: str, arch: str | None) -> Plan:
     facts = Facts(*plain_facts)
     arch = arch or device_arch(facts.device)
-    if executor == "torch":
-        return _dense(facts, Code.FORCED_DENSE, "executor torch was asked for")
+    if executor in providers.NAMES:
+        return _forced_dense(facts, arch, executor)
     if executor != "auto":
         return _native(facts, executor, arch)
     native = _native(facts, "gpu", arch)
-    return native or _dense(facts, native.code, native.reason)
+    return native or _dense(facts, arch, native.code, native.reason)
 
 
 def decide(request: Request, options: Options, arch: str | None = None) -> Plan:

@@ -23,17 +23,18 @@ import torch
 from aiter_paged_fp8 import Call, flydsl_flash_attn_paged_prefill_func, record, use_options
 from aiter_paged_fp8.reference import paged_attention
 
-#: Executors that every behavioural test runs on. A new one joins by its name.
-EXECUTORS = ("torch", "emulator")
-#: Those that can record a call into a graph.
-CAPTURING = ("emulator",)
+#: Executors that every behavioural test runs on. A new one joins by its name; AITER_PAGED_FP8_TEST_EXECUTORS chooses
+#: others, such as "triton" on a machine with a GPU.
+EXECUTORS = tuple(os.environ.get("AITER_PAGED_FP8_TEST_EXECUTORS", "torch,emulator").split(","))
+#: Those that can record a call into a graph, on CPU.
+CAPTURING = tuple(name for name in EXECUTORS if name == "emulator")
 
 E4M3 = torch.float8_e4m3fn
 NAN_BYTE, MAX_BYTE = 0x7F, 0x7E
 LAYOUTS = ("slots", "linear", "vectorized")
 #: What a float32 sum of products may lose, relative to the size of its terms: 16 units in the last place.
 FLOAT32_CANCELLATION = 2.0**-20
-PATHS = {"torch": "dense", "emulator": "paged", "gpu": "paged"}
+PATHS = {"torch": "dense", "triton": "dense", "emulator": "paged", "gpu": "paged"}
 
 
 @dataclass(frozen=True)
@@ -246,7 +247,48 @@ def submit(built: Built, executor: str, **changes: Any) -> tuple[tuple[torch.Ten
     """Call the public function on one executor, with LSE; what it does may run later, in a stream or graph."""
     kwargs = {"out": built.out, "lse": built.lse, "return_lse": True, **built.kwargs, **changes}
     with use_options(executor=executor), record() as calls:
-        return flydsl_flash_attn_paged_prefill_func(*built.args, **kwargs), calls
+        return call_on_device(executor, built.args, kwargs), calls
+
+
+def on_gpu(executor: str) -> bool:
+    """Whether an executor's calls need their tensors on a GPU here."""
+    return executor in ("triton", "gpu") and torch.cuda.is_available()
+
+
+def call_on_device(executor: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """The public function, on twins of all tensors where the executor needs a GPU.
+
+    Whole storages travel, so that what stands around and between tensors is the same there; what the call wrote into
+    ``out`` and ``lse``, and around them, travels back.
+    """
+    if not on_gpu(executor):
+        return flydsl_flash_attn_paged_prefill_func(*args, **kwargs)
+    storages: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def twin(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor) or value.device.type != "cpu":
+            return value
+        storage = value.untyped_storage()
+        if storage.data_ptr() not in storages:
+            whole = torch.empty(0, dtype=torch.uint8).set_(storage)
+            storages[storage.data_ptr()] = (whole, whole.cuda())
+        there = torch.empty(0, dtype=value.dtype, device="cuda")
+        moved = storages[storage.data_ptr()][1].untyped_storage()
+        return there.set_(moved, value.storage_offset(), value.shape, value.stride())
+
+    there = {name: twin(value) for name, value in kwargs.items()}
+    result = flydsl_flash_attn_paged_prefill_func(*[twin(value) for value in args], **there)
+    results = list(result) if isinstance(result, tuple) else [result]
+    for at, name in enumerate(("out", "lse")[: len(results)]):
+        given = kwargs.get(name)
+        if given is None:
+            results[at] = results[at].cpu()
+            continue
+        assert results[at] is there[name], f"{name} is not the tensor that was given"
+        whole, moved = storages[given.untyped_storage().data_ptr()]
+        whole.copy_(moved)
+        results[at] = given
+    return tuple(results) if isinstance(result, tuple) else results[0]
 
 
 def assert_ran(calls: list[Call], executor: str, launched: bool = True) -> None:
@@ -258,6 +300,8 @@ def assert_ran(calls: list[Call], executor: str, launched: bool = True) -> None:
     if call.plan.path == "paged":
         assert bool(call.launches) == launched
         assert all(launch.instructions for launch in call.launches)
+    if executor == "triton":
+        assert bool(call.launches) == launched
 
 
 def bf16_ulp(values: torch.Tensor) -> torch.Tensor:

@@ -160,7 +160,7 @@ def test_bad_option_is_named(name: str, value: Any, error: type[Exception]) -> N
         pass
     assert current_options() == outside
     if name == "executor":
-        with pytest.raises(error, match=r"^executor: got .*gpu, emulator, torch"), use_executor(value):
+        with pytest.raises(error, match=r"^executor: got .*gpu, emulator, triton, torch"), use_executor(value):
             pass
 
 

@@ -6,13 +6,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from . import triton_fmha
+
 if TYPE_CHECKING:
     import torch
 
+    from ..options import Launch
     from ..planner import Facts
     from ..request import Request
 
-#: Head dims of the torch provider: whole packs, up to what the contract asks of the fallback.
+#: Head dims of all providers: whole packs, up to what the contract asks of the fallback.
 DIM_STEP, MAX_DIM = 16, 256
 
 
@@ -25,30 +28,50 @@ class Provider:
     name : str
         The executor's name in a Plan.
     refusal : callable
-        Facts -> why it can't serve (a phrase), or None. Reads metadata only.
+        (facts, architecture, whether it was asked for by name) -> why it can't serve (a phrase), or None. Reads
+        metadata only.
     run : callable
-        (request, out, lse) -> None; writes the rows that the call owns.
+        (request, out, lse, launches) -> None; writes the rows that the call owns, and notes launches of compiled
+        kernels in the list, where there is one.
+    preload : callable or None
+        request -> None; compiles what the call needs.
     """
 
     name: str
-    refusal: Callable[[Facts], str | None]
-    run: Callable[[Request, torch.Tensor, torch.Tensor | None], None]
+    refusal: Callable[[Facts, str, bool], str | None]
+    run: Callable[[Request, torch.Tensor, torch.Tensor | None, list[Launch] | None], None]
+    preload: Callable[[Request], None] | None = None
 
 
-def _torch_refusal(facts: Facts) -> str | None:
+def _beyond(facts: Facts) -> str | None:
     for name, dim in (("D", facts.head_dim), ("Dv", facts.head_dim_v)):
         if dim % DIM_STEP or dim > MAX_DIM:
             return f"head dims are multiples of {DIM_STEP} up to {MAX_DIM}, the call has {name} = {dim}"
     return None
 
 
-def _torch_run(request: Request, out: torch.Tensor, lse: torch.Tensor | None) -> None:
+def _torch_refusal(facts: Facts, arch: str, forced: bool) -> str | None:
+    return _beyond(facts)
+
+
+def _torch_run(
+    request: Request, out: torch.Tensor, lse: torch.Tensor | None, launches: list[Launch] | None = None
+) -> None:
     from .dense import attend
 
     attend(request, out, lse)
 
 
-PROVIDERS: list[Provider] = [Provider("torch", _torch_refusal, _torch_run)]
+def _triton_refusal(facts: Facts, arch: str, forced: bool) -> str | None:
+    return _beyond(facts) or triton_fmha.refusal(facts, arch, forced)
+
+
+PROVIDERS: list[Provider] = [
+    Provider("triton", _triton_refusal, triton_fmha.attend, triton_fmha.preload),
+    Provider("torch", _torch_refusal, _torch_run),
+]
+
+NAMES = tuple(provider.name for provider in PROVIDERS)
 
 
 def by_name(name: str | None) -> Provider:

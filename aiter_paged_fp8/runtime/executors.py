@@ -32,6 +32,7 @@ class Executor:
 EXECUTORS = (
     Executor("gpu", "paged", captures=True),
     Executor("emulator", "paged", captures=True),
+    Executor("triton", "dense", captures=True),
     Executor("torch", "dense", captures=False),
 )
 

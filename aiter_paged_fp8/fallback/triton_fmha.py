@@ -1,0 +1,368 @@
+"""Host side of the Triton provider: which calls it takes, the choice of tiles and splits, and the launches.
+
+Nothing here reads the device: lengths, page ids and descales are looked at by the kernels only, so that a call can be
+captured into a graph and its lengths may change from replay to replay. What a kernel is compiled for follows from
+shapes, strides, head counts, layout and table kind; lengths and batch size choose no specialisation.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from functools import lru_cache
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from ..layouts import PACK, Vectorized
+from ..options import Launch
+from ..page_table import Csr
+from ..request import Request, capturing
+
+if TYPE_CHECKING:
+    from ..planner import Facts
+
+#: Architectures whose matrix units take OCP e4m3; on all others (e4m3fnuz ones too) bytes are decoded to float16.
+_FP8_ARCHS = re.compile(r"sm_(89|9\d|1\d\d)|gfx950|gfx12\d\d")
+_ARCHS = re.compile(r"sm_(8\d|9\d|1\d\d)|gfx(90a|942|950|11\d\d|12\d\d)")
+#: Programs that a multiprocessor holds at once; parts of keys are made until there is one program for each place.
+PROGRAMS_PER_UNIT = 2
+#: Fewest tiles of keys in a part, most parts of a tile of rows.
+MIN_TILES, MAX_PARTS = 4, 128
+#: Rows of the merge that one program takes.
+MERGE_ROWS = 8
+
+
+class Tiles(NamedTuple):
+    """Query rows and keys per tile, warps per program, and how many tiles of keys are on their way at once."""
+
+    rows: int
+    keys: int
+    warps: int
+    stages: int
+
+
+#: Of the kernel for Hopper: two programs a multiprocessor, so that one's softmax runs beside the other's products.
+MAIN = Tiles(64, 128, 4, 2)
+
+
+@lru_cache(maxsize=1)
+def missing() -> str | None:
+    """Why Triton can't be used here; None where it imports."""
+    if find_spec("triton") is None:
+        return "Triton is not installed (pip install triton)"
+    try:
+        from . import triton_kernels  # noqa: F401
+    except ImportError as error:
+        return f"Triton does not import: {error}"
+    return None
+
+
+def interpreted() -> bool:
+    """Whether the kernels run in Triton's interpreter (TRITON_INTERPRET=1), on CPU tensors."""
+    from . import triton_kernels
+
+    return not hasattr(triton_kernels.attend, "device_caches")
+
+
+def refusal(facts: Facts, arch: str, forced: bool) -> str | None:
+    """Why this provider does not serve a call (a phrase), or None.
+
+    Parameters
+    ----------
+    facts : Facts
+    arch : str
+        Architecture that the call is planned for.
+    forced : bool
+        Whether the executor was asked for by name: only then does it serve; CPU tensors in Triton's interpreter.
+    """
+    kind = facts.device.type
+    if kind == "cpu" and not forced:
+        return "takes tensors on a GPU, the call has CPU tensors"
+    if reason := missing():
+        return reason
+    if kind == "cpu":
+        return None if interpreted() else "takes CPU tensors under TRITON_INTERPRET=1 only"
+    if not _ARCHS.fullmatch(arch):
+        return f"knows no architecture {arch}"
+    if not forced:
+        # Seen once on an H200, in a process that ran peers' kernels as well: an illegal memory access that nobody has
+        # traced. Until it is, nobody gets these kernels without asking.
+        return "is taken only where it is asked for: use_options(executor='triton')"
+    if interpreted():
+        return "runs in Triton's interpreter here (TRITON_INTERPRET=1), which takes CPU tensors only"
+    return None
+
+
+def tiles(fp8: bool, vectorized: bool, page: int, dim: int, dim_v: int) -> Tiles:
+    """The tiles that measured best on an H200, by what the products are made of."""
+    if max(dim, dim_v) > 192:
+        return Tiles(64, 64, 4, 2)
+    return Tiles(64, 128, 4, 2) if fp8 else Tiles(64, 64, 4, 2)
+
+
+def _main(request: Request, q: torch.Tensor, out: torch.Tensor) -> Tiles | None:
+    """Tiles of the kernel for Hopper that takes the keys which all rows of a tile see; None where it does not serve.
+
+    It copies 16 bytes at a time and looks up whole pages.
+    """
+    cache = request.cache
+    if not isinstance(cache, Vectorized) or not _has_hopper(request.device):
+        return None
+    if (MAIN.keys % cache.page and cache.page % MAIN.keys) or not {cache.head_dim, cache.head_dim_v} <= {64, 128, 192}:
+        return None
+    addresses = (cache.k.data_ptr(), cache.v.data_ptr(), q.data_ptr(), out.data_ptr())
+    strides = (cache.k_page_stride, cache.v_page_stride, q.stride(0), q.stride(1))
+    return None if any(number % PACK for number in (*addresses, *strides)) else MAIN
+
+
+def halves(dim: int) -> tuple[int, int]:
+    """A head dim as one or two powers of two that hold it: 192 is 128 + 64."""
+    if dim <= 64:
+        return 64, 0
+    if dim <= 128:
+        return 128, 0
+    return (128, 64) if dim <= 192 else (256, 0)
+
+
+def parts(programs: int, units: int, key_tiles: int) -> int:
+    """Into how many parts the keys of each tile of rows are cut: 1 where rows alone fill the device."""
+    room = units * PROGRAMS_PER_UNIT // max(programs, 1)
+    return max(1, min(room, key_tiles // MIN_TILES, MAX_PARTS))
+
+
+@lru_cache(maxsize=64)
+def _units(device: torch.device) -> int:
+    return 132 if device.type == "cpu" else torch.cuda.get_device_properties(device).multi_processor_count
+
+
+@lru_cache(maxsize=64)
+def _has_fp8(device: torch.device) -> bool:
+    from ..planner import device_arch
+
+    return bool(_FP8_ARCHS.fullmatch(device_arch(device)))
+
+
+@lru_cache(maxsize=64)
+def _has_hopper(device: torch.device) -> bool:
+    from ..planner import device_arch
+
+    if device_arch(device) != "sm_90":
+        return False
+    try:
+        from . import gluon_kernels  # noqa: F401
+    except ImportError:
+        # Gluon is Triton's experimental half: where its names differ, plain Triton does all.
+        return False
+    return True
+
+
+class _Launch(NamedTuple):
+    """One kernel launch: arguments, what it is compiled for, and the key that tells specialisations apart."""
+
+    kernel: Any
+    grid: tuple[int, ...]
+    values: dict[str, Any]
+    constants: dict[str, Any]
+    key: tuple[Any, ...]
+
+
+#: Keys of what was compiled and loaded in this process.
+_ready: set[tuple[Any, ...]] = set()
+
+
+def _packed(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if tensor.is_contiguous() else tensor.contiguous()
+
+
+def _launches(request: Request, out: torch.Tensor, lse: torch.Tensor | None) -> Iterator[_Launch]:
+    from . import triton_kernels
+
+    cache, table, scales = request.cache, request.table, request.scales
+    q, device = request.q, request.device
+    if q.stride(2) != 1:
+        q = q.contiguous()
+    vectorized, csr = isinstance(cache, Vectorized), isinstance(table, Csr)
+    fp8 = _has_fp8(device)
+    tile = tiles(fp8, vectorized, cache.page, cache.head_dim, cache.head_dim_v)
+    total_q, heads = q.shape[0], q.shape[1]
+    group = heads // cache.kv_heads
+    row_tiles = -(-min(request.max_seqlen_q, total_q) * group // tile.rows)
+    programs = row_tiles * request.batch * cache.kv_heads
+    splits = parts(programs, _units(device), -(-request.max_seqlen_k // tile.keys))
+    if max(programs * splits, total_q * heads + tile.rows) >= 2**31:
+        raise NotImplementedError(f"q: got {total_q} rows of {heads} heads; accepted: fewer than 2**31 rows x heads")
+    part_out = part_lse = None
+    if splits > 1:
+        part_out = torch.empty((splits, total_q, heads, cache.head_dim_v), dtype=torch.float32, device=device)
+        part_lse = torch.empty((splits, heads, total_q), dtype=torch.float32, device=device)
+    last_lens = table.kv_last_page_lens if isinstance(table, Csr) else None
+    if isinstance(table, Csr):
+        lengths, ids, table_stride = _packed(table.kv_indptr), _packed(table.kv_page_indices), 0
+        columns = ids.shape[0]
+    else:
+        lengths, ids = _packed(table.seqlen_k), table.block_table
+        ids = ids if ids.stride(1) == 1 else ids.contiguous()
+        columns, table_stride = ids.shape[1], ids.stride(0)
+    (d0, d1), (v0, v1) = halves(cache.head_dim), halves(cache.head_dim_v)
+
+    def raw(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor if fp8 else tensor.view(torch.uint8)
+
+    main = None if splits > 1 or not fp8 else _main(request, q, out)
+    if main is not None:
+        part_lse = torch.empty((heads, total_q), dtype=torch.float32, device=device)
+        tile = tile._replace(keys=main.keys)
+    values = {
+        "q": raw(q),
+        "k": raw(cache.k),
+        "v": raw(cache.v),
+        "out": out,
+        "lse": out if lse is None else lse,
+        "part_out": out if part_out is None else part_out,
+        "part_lse": out if part_lse is None else part_lse,
+        "cu": _packed(request.cu_seqlens_q),
+        "lengths": lengths,
+        "table": ids,
+        "lasts": lengths if last_lens is None else _packed(last_lens),
+        "q_descale": scales.q,
+        "k_descale": scales.k,
+        "v_descale": scales.v,
+        "softmax_scale": scales.softmax,
+        "total_q": total_q,
+        "most": request.max_seqlen_k,
+        "columns": columns,
+        "table_stride": table_stride,
+        "pages": cache.pages,
+        "batch": request.batch,
+        "splits": splits,
+        "q_row": q.stride(0),
+        "q_head": q.stride(1),
+        "k_stride": cache.k_page_stride,
+        "v_stride": cache.v_page_stride,
+    }
+    constants = {
+        "G": group,
+        "HKV": cache.kv_heads,
+        "D": cache.head_dim,
+        "DV": cache.head_dim_v,
+        "D0": d0,
+        "D1": d1,
+        "V0": v0,
+        "V1": v1,
+        "PAGE": cache.page,
+        "VECTORIZED": vectorized,
+        "CSR": csr,
+        "HAS_LAST": last_lens is not None,
+        "CAUSAL": request.causal,
+        "HAS_LSE": lse is not None,
+        "SPLIT": splits > 1,
+        "FP8": fp8,
+        "EXACT": fp8,
+        "BM": tile.rows,
+        "BN": tile.keys,
+        "STAGES": tile.stages,
+        "ALIGNED": cache.v_page_stride % PACK == 0,
+        "num_warps": tile.warps,
+    }
+    constants["RESUME"] = 0
+    if main is not None:
+        from . import gluon_kernels
+
+        constants["RESUME"] = main.rows
+        names = ("VECTORIZED", "HAS_LSE", "SPLIT", "FP8", "EXACT", "ALIGNED", "RESUME")
+        shared = {name: value for name, value in constants.items() if name not in names}
+        shared |= {"BM": main.rows, "BN": main.keys, "STAGES": main.stages, "num_warps": main.warps}
+        blocks = -(-min(request.max_seqlen_q, total_q) * group // main.rows) * request.batch * cache.kv_heads
+        yield _launch(gluon_kernels.whole_tiles, (blocks,), values, shared, device)
+    yield _launch(triton_kernels.attend, (programs * splits,), values, constants, device)
+    if splits > 1:
+        blocks = -(-min(request.max_seqlen_q, total_q) * heads // MERGE_ROWS)
+        merged = ("out", "lse", "part_out", "part_lse", "cu", "v_descale", "total_q", "batch", "splits")
+        merge = {"HQ": heads, "DV": cache.head_dim_v, "E": max(16, 1 << (cache.head_dim_v - 1).bit_length())}
+        merge |= {"HAS_LSE": lse is not None, "BR": MERGE_ROWS, "num_warps": 4}
+        some = {name: values[name] for name in merged}
+        yield _launch(triton_kernels.combine, (blocks, request.batch), some, merge, device)
+
+
+#: Arguments that Triton specialises on: addresses by their alignment, strides by value 1, divisibility and width.
+_SPECIAL = ("q", "k", "v", "out", "q_row", "q_head", "k_stride", "v_stride")
+
+
+def _launch(
+    kernel: Any, grid: tuple[int, ...], values: dict[str, Any], constants: dict[str, Any], device: torch.device
+) -> _Launch:
+    special: list[Any] = []
+    for name, value in values.items():
+        if isinstance(value, torch.Tensor):
+            special.append((value.dtype, name in _SPECIAL and value.data_ptr() % 16 == 0))
+        elif isinstance(value, int):
+            divisible = name in _SPECIAL and (value == 1, value % 16 == 0)
+            special.append((divisible, -(2**31) <= value < 2**31))
+    key = (kernel.__name__, device, *special, *constants.items())
+    return _Launch(kernel, grid, values, constants, key)
+
+
+@contextmanager
+def _on_device(request: Request) -> Iterator[None]:
+    if request.device.type != "cuda":
+        yield
+        return
+    stream = nullcontext() if request.stream is None else torch.cuda.stream(request.stream)
+    with torch.cuda.device(request.device), stream, torch.inference_mode():
+        yield
+
+
+def attend(request: Request, out: torch.Tensor, lse: torch.Tensor | None, launches: list[Launch] | None = None) -> None:
+    """Attend every request of a call and write its rows; rows that belong to no request stay as they are.
+
+    Parameters
+    ----------
+    request : Request
+    out : torch.Tensor
+        [total_q, Hq, Dv] bfloat16.
+    lse : torch.Tensor, optional
+        [Hq, total_q] float32.
+    launches : list of Launch, optional
+        Gets a note of each launch.
+
+    Raises
+    ------
+    RuntimeError
+        Under stream capture, where a kernel was not compiled before (by a call like this one, or by preload).
+    """
+    if not (request.batch and request.max_seqlen_q and request.q.shape[0]):
+        return
+    with _on_device(request):
+        recording = capturing(request.device)
+        for launch in _launches(request, out, lse):
+            fresh = launch.key not in _ready
+            if fresh and recording and not interpreted():
+                raise RuntimeError(
+                    f"stream: got a call under stream capture whose kernel {launch.kernel.__name__} is not compiled "
+                    "yet; accepted: calls that ran before, or were preloaded, with the same shapes and strides"
+                )
+            launch.kernel[launch.grid](**launch.values, **launch.constants)
+            _ready.add(launch.key)
+            if launches is not None:
+                launches.append(Launch(f"triton_{launch.kernel.__name__}", fresh and not interpreted()))
+
+
+def preload(request: Request) -> None:
+    """Compile and load what a call needs; runs nothing. Does nothing where there is no GPU to compile for."""
+    if request.device.type != "cuda" or not (request.batch and request.max_seqlen_q and request.q.shape[0]):
+        return
+    shape = (request.q.shape[0], request.q.shape[1], request.cache.head_dim_v)
+    with _on_device(request):
+        out = (
+            request.out if request.out is not None else torch.empty(shape, dtype=torch.bfloat16, device=request.device)
+        )
+        lse = request.lse
+        if lse is None and request.return_lse:
+            lse = torch.empty((shape[1], shape[0]), dtype=torch.float32, device=request.device)
+        for launch in _launches(request, out, lse):
+            compiled = launch.kernel.warmup(grid=launch.grid, **launch.values, **launch.constants)
+            compiled._init_handles()
+            _ready.add(launch.key)
