@@ -132,14 +132,12 @@ def _native(facts: Facts, name: str, arch: str) -> Plan:
 
 
 def _dense(facts: Facts, arch: str, code: Code, reason: str) -> Plan:
-    """The first provider that serves a call; the reason says why those before it do not."""
+    """The first provider that serves a call unasked."""
     refusals: list[str] = []
     for provider in providers.PROVIDERS:
         refusal = provider.refusal(facts, arch, False)
         if refusal is None:
-            # That Triton needs a GPU goes without saying on a machine without one.
-            passed_over = [] if facts.device.type == "cpu" else refusals
-            return Plan("dense", provider.name, code, "; ".join([reason, *passed_over]))
+            return Plan("dense", provider.name, code, reason)
         refusals.append(f"{provider.name}: {refusal}")
     return Plan(None, None, Code.BEYOND_FALLBACK, f"beyond the dense fallback: {'; '.join(refusals)}")
 
