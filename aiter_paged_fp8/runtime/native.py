@@ -132,7 +132,7 @@ def _compile(traits: Traits) -> Kernel:
 
     compile_with = flyc.compile[compile_options(traits)]
     try:
-        compiled = compile_with(build(traits), Arguments(**null()), _pointer(None), flydsl_private.stream(None))
+        compiled = compile_with(build(traits), Arguments(**null()), _null_pointer(), flydsl_private.stream(None))
     except Exception as error:
         if "lld invocation failed" in str(error):
             raise RuntimeError(
@@ -144,11 +144,11 @@ def _compile(traits: Traits) -> Kernel:
     return Kernel(traits.name, compiled)
 
 
-def _pointer(address: int | None) -> Any:
+def _null_pointer() -> Any:
     import flydsl.compiler as flyc
     import flydsl.expr as fx
 
-    return flyc.from_c_void_p(fx.BFloat16, address)
+    return flyc.from_c_void_p(fx.BFloat16, None)
 
 
 def kernel(traits: Traits, executor: str, cache_dir: Path) -> tuple[Kernel, bool]:
@@ -232,18 +232,22 @@ def run(
 def _tensors(request: Request, queue: Queue) -> dict[str, torch.Tensor]:
     """Every input by the name of its address in the kernel's arguments, packed where the kernel needs it so."""
     table, scales = request.table, request.scales
-    tensors = {"q": queue.packed(request.q), "k": request.cache.k, "v": request.cache.v}
-    tensors["cu_seqlens_q"] = queue.packed(request.cu_seqlens_q)
+
+    def packed(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor if tensor.is_contiguous() else queue.copy(tensor)
+
+    tensors = {"q": packed(request.q), "k": request.cache.k, "v": request.cache.v}
+    tensors["cu_seqlens_q"] = packed(request.cu_seqlens_q)
     if isinstance(table, BlockTable):
         rows = table.block_table
         # Only the stride between rows is free.
-        tensors["table"] = rows if rows.shape[1] < 2 or rows.stride(1) == 1 else queue.packed(rows)
-        tensors["lengths"] = queue.packed(table.seqlen_k)
+        tensors["table"] = rows if rows.shape[1] < 2 or rows.stride(1) == 1 else packed(rows)
+        tensors["lengths"] = packed(table.seqlen_k)
     else:
-        tensors["table"] = queue.packed(table.kv_page_indices)
-        tensors["lengths"] = queue.packed(table.kv_indptr)
+        tensors["table"] = packed(table.kv_page_indices)
+        tensors["lengths"] = packed(table.kv_indptr)
         if table.kv_last_page_lens is not None:
-            tensors["last_page_lens"] = queue.packed(table.kv_last_page_lens)
+            tensors["last_page_lens"] = packed(table.kv_last_page_lens)
     tensors |= {"q_descale": scales.q, "k_descale": scales.k, "v_descale": scales.v}
     return tensors
 

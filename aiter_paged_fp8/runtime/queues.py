@@ -17,8 +17,8 @@ from ..options import Launch
 class Queue(Protocol):
     """Where a call's copies and launches go."""
 
-    def packed(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensor if it is contiguous, else a contiguous copy that is made on the queue."""
+    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A contiguous copy of a strided tensor, made on the queue."""
 
     def launch(
         self,
@@ -36,9 +36,7 @@ class StreamQueue:
     def __init__(self, device: torch.device, stream: Any) -> None:
         self.stream = torch.cuda.current_stream(device) if stream is None else stream
 
-    def packed(self, tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.is_contiguous():
-            return tensor
+    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
         with torch.cuda.stream(self.stream):
             # Allocated on the stream, so that its memory is not used again before the stream is done with it.
             return tensor.contiguous()
@@ -61,9 +59,7 @@ class EmulatorQueue:
     def __init__(self) -> None:
         self.copies: list[torch.Tensor] = []
 
-    def packed(self, tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.is_contiguous():
-            return tensor
+    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
         from ..emulator import Memory, MemoryFault, Work, submit
         from ..emulator.queue import current
         from .takeover import owner_alive, tensor_extent
