@@ -267,6 +267,13 @@ def goals(rows: list[Row]) -> Iterator[str]:
     yield from line("short: split", name(short, "ours page 64"), name(short, "ours page 64, no split"), 4)
 
 
+def plain(value: Any) -> Any:
+    """A number as the file holds it: four digits, null where nothing was measured."""
+    if not isinstance(value, float):
+        return value
+    return round(value, 4) if math.isfinite(value) else None
+
+
 def places(text: str) -> list[int]:
     """Shapes by their places in SHAPES, comma between."""
     chosen = [int(part) for part in text.split(",")]
@@ -303,10 +310,11 @@ def main() -> None:
         show(table[before:])
         if broken:
             break
-    print(*goals(table), sep="\n")
+    for line in goals(table):
+        print(line)
     if options.json:
         with open(options.json, "w") as file:
-            data = [{key: value for key, value in vars(row).items() if key != "times"} for row in table]
+            data = [{key: plain(value) for key, value in vars(row).items() if key != "times"} for row in table]
             json.dump({"device": properties.name, "versions": versions, "rows": data}, file, indent=1)
     if isinstance(broken, BrokenDevice):
         raise SystemExit(str(broken))
