@@ -153,10 +153,13 @@ def once(name: str, call: Call, shape: Shape, busy: bool) -> float:
 
 
 def alternate(calls: dict[str, Call], seconds: float, shape: Shape) -> Iterator[tuple[str, float]]:
-    """Milliseconds of each call, launches alternating until ``seconds`` are spent in each on average."""
+    """Milliseconds of each call, launches alternating until ``seconds`` are spent in each on average.
+
+    Every other round goes backwards: nobody always follows the one that leaves the chip hot, or cool.
+    """
     spent, rounds = 0.0, 0
-    while rounds < 5 or (spent < seconds * 1e3 * len(calls) and rounds < 200):
-        for name, call in calls.items():
+    while rounds < 6 or (spent < seconds * 1e3 * len(calls) and rounds < 200):
+        for name, call in list(calls.items())[:: -1 if rounds % 2 else 1]:
             took = once(name, call, shape, True)
             spent += took
             yield name, took
