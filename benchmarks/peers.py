@@ -203,6 +203,8 @@ def flashinfer(values: Values, page: int) -> Call:
     package = import_module("flashinfer")
 
     shape = values.shape
+    if shape.dim != shape.dim_v or shape.dim not in (64, 128, 256):
+        raise NotImplementedError("in fp8 equal head dims of 64, 128 or 256")
     k, v, table = values.linear(page)
     indptr, indices, last = values.csr(page, table)
     workspace = torch.empty(512 << 20, dtype=torch.uint8, device=values.device)
