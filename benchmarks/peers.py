@@ -226,7 +226,7 @@ def fmha_v2(values: Values, page: int) -> Call:
         raise NotImplementedError("one head dim for K and V in a pool of pages")
     k, v, table = values.linear(page)
     pool = torch.stack([k.view(torch.uint8), v.view(torch.uint8)], 1).view(E4M3)
-    workspace = torch.empty(512 << 20, dtype=torch.uint8, device=values.device)
+    workspace = torch.zeros(512 << 20, dtype=torch.uint8, device=values.device)
     cu_kv = torch.tensor(values.cu_kv, dtype=torch.int32, device=values.device)
     call = package.trtllm_fmha_v2_prefill
     return noted(
