@@ -4,6 +4,8 @@ VENV ?= .venv
 PY := $(VENV)/bin/python
 # What a machine without torch gets: one known release, since a bare `torch` may pull gigabytes of GPU libraries.
 TORCH ?= torch==2.13.0
+# What a machine without Triton gets, for its interpreter: the package needs none. The torch of a GPU brings its own.
+TRITON ?= triton==3.9.0
 JOBS ?= 2
 
 .PHONY: demo test test-full lint format bench wheel clean
@@ -16,6 +18,13 @@ $(VENV)/.ready: requirements.txt Makefile
 	  $(PYTHON) -m venv $(VENV) && $(PY) -m pip install --quiet --disable-pip-version-check '$(TORCH)'; \
 	fi
 	$(PY) -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	@if $(PY) -c 'import triton' 2>/dev/null; then \
+	  echo "using the Triton that is here"; \
+	elif [ "$$(uname -s)" = Linux ]; then \
+	  $(PY) -m pip install --quiet --disable-pip-version-check '$(TRITON)'; \
+	else \
+	  echo "WARNING: Triton has no wheels for $$(uname -s): op_tests/test_triton*.py will not run" >&2; \
+	fi
 	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --editable .
 	@touch $@
 
