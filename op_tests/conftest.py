@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import tempfile
 from importlib.util import find_spec
 
@@ -17,7 +18,7 @@ WORKER = "PYTEST_XDIST_WORKER" in os.environ
 if not WORKER:
     os.environ[COMPILE_CACHE] = tempfile.mkdtemp(prefix="compiled-for-tests-")
 
-from op_tests.cases import EXECUTORS  # noqa: E402
+from op_tests.cases import EXECUTORS, PATHS  # noqa: E402
 
 FULL = os.environ.get("AITER_PAGED_FP8_TEST_FULL") == "1"
 
@@ -33,19 +34,54 @@ if not GPU:
     # Read by Triton when the kernels are first imported: without a GPU they can only run in its interpreter.
     os.environ.setdefault("TRITON_INTERPRET", "1")
 TRITON = find_spec("triton") is not None
-collect_ignore = [] if TRITON else ["test_triton.py"]
+#: Where none of them is asked for, files that look at the emulator or at FlyDSL's kernels have nothing to test, and the
+#: machine may lack what they import.
+NATIVE = any(PATHS[name] == "paged" for name in EXECUTORS)
+#: Without the executor that knows all arguments, what names no executor is left to runs that have it.
+ONLY_EXECUTORS = "torch" not in EXECUTORS
+
+collect_ignore_glob: list[str] = []
+# A test dependency like others: where its wheels exist, its absence is an error of the files that import it.
+if not TRITON and sys.platform != "linux":
+    collect_ignore_glob += ["test_triton*.py"]
+if not NATIVE:
+    collect_ignore_glob += ["test_emulator_*.py", "test_flydsl_*.py", "test_wild_native.py"]
 
 
 def pytest_report_header() -> list[str]:
-    how = ("as compiled" if GPU else "in its interpreter") if TRITON else "absent: test_triton.py is not collected"
-    return [f"GPU: {'yes' if GPU else 'no: tests marked gpu are deselected'}; Triton: {how}"]
+    if TRITON:
+        how = "as compiled" if GPU else "in its interpreter"
+    elif collect_ignore_glob:
+        how = f"NOT TESTED: has no wheels for {sys.platform}"
+    else:
+        how = "ABSENT, which fails its tests (pip install triton)"
+    lines = [f"GPU: {'yes' if GPU else 'no: tests marked gpu are deselected'}; Triton: {how}"]
+    left_out = []
+    if not NATIVE:
+        left_out.append("the files of the emulator and of FlyDSL's kernels")
+    if ONLY_EXECUTORS:
+        left_out.append("every test that takes no executor, but Triton's own")
+    if left_out:
+        lines.append(f"executors: {', '.join(EXECUTORS)}; LEFT OUT: {'; '.join(left_out)}")
+    return lines
+
+
+def selected(item: pytest.Item) -> bool:
+    """Whether a test says anything on this machine with these executors."""
+    if item.get_closest_marker("gpu") is not None and not GPU:
+        return False
+    if not ONLY_EXECUTORS or item.path.name.startswith("test_triton"):
+        return True
+    return (
+        isinstance(item, pytest.Function)
+        and hasattr(item, "callspec")
+        and (item.callspec.params.get("executor") in EXECUTORS)
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if GPU:
-        return
-    kept = [item for item in items if item.get_closest_marker("gpu") is None]
-    config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("gpu") is not None])
+    kept = [item for item in items if selected(item)]
+    config.hook.pytest_deselected(items=[item for item in items if not selected(item)])
     items[:] = kept
 
 
