@@ -8,7 +8,7 @@ TORCH ?= torch==2.13.0
 TRITON ?= triton==3.9.0
 JOBS ?= 2
 
-.PHONY: demo test test-full lint format bench wheel clean
+.PHONY: demo test test-full test-gpu lint format bench wheel clean
 .DEFAULT_GOAL := demo
 
 $(VENV)/.ready: requirements.txt Makefile
@@ -38,6 +38,16 @@ test: $(VENV)/.ready
 FULL ?= op_tests
 test-full: $(VENV)/.ready
 	AITER_PAGED_FP8_TEST_FULL=1 $(PY) -m pytest -n $(JOBS) $(FULL)
+
+# On a machine with a GPU: what tells something of the Triton provider there. Workers share the GPU and what they compile
+# (TRITON_CACHE_DIR); each starts with neighbours, which mostly need the same kernels. Tests that hand CPU tensors to the
+# public function themselves are left to `make test`.
+GPU_JOBS ?= 14
+GPU_TESTS ?= $(addprefix op_tests/test_,triton.py triton_wild.py accuracy.py contract.py failure_modes.py)
+GPU_LEFT_OUT := contract.py::test_out_alone_writes_nothing_else contract.py::test_outputs_given_or_not
+test-gpu: $(VENV)/.ready
+	AITER_PAGED_FP8_TEST_EXECUTORS=triton $(PY) -m pytest -n $(GPU_JOBS) --dist worksteal $(GPU_TESTS) \
+	  $(addprefix --deselect op_tests/test_,$(GPU_LEFT_OUT))
 
 lint: $(VENV)/.ready
 	$(VENV)/bin/ruff format --check .

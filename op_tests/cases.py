@@ -288,6 +288,11 @@ def call_on_device(executor: str, args: Sequence[Any], kwargs: dict[str, Any]) -
         whole, moved = storages[given.untyped_storage().data_ptr()]
         whole.copy_(moved)
         results[at] = given
+    if sum(whole.numel() for whole, _ in storages.values()) > 2**30:
+        # Many processes share one GPU: none keeps what only a huge pool needs.
+        there.clear()
+        storages.clear()
+        torch.cuda.empty_cache()
     return tuple(results) if isinstance(result, tuple) else results[0]
 
 
