@@ -139,6 +139,8 @@ def _dense(facts: Facts, arch: str, code: Code, reason: str) -> Plan:
         if refusal is None:
             return Plan("dense", provider.name, code, reason)
         refusals.append(f"{provider.name}: {refusal}")
+        if provider.expected(facts, arch):
+            reason = f"{reason}; {refusals[-1]}"
     return Plan(None, None, Code.BEYOND_FALLBACK, f"beyond the dense fallback: {'; '.join(refusals)}")
 
 

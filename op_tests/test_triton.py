@@ -70,6 +70,37 @@ def test_keys_in_parts_and_their_merge(parts: int, monkeypatch: pytest.MonkeyPat
     assert [launch.kernel for launch in calls[0].launches] == ["triton_attend", "triton_combine"]
 
 
+@pytest.mark.skipif(ON_GPU, reason="there the other kernel is there, and its rows are compared as well")
+def test_tiles_whose_rows_all_see_many_keys_are_left_to_the_other_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, many, programs = triton_fmha._launches, 64, 3
+
+    def short_only(*arguments: Any) -> Any:
+        for launch in whole(*arguments):
+            grid = programs * launch.values["batch"] * launch.constants["HKV"]
+            yield launch._replace(
+                grid=(grid,),
+                values=launch.values | {"per_request": programs},
+                constants=launch.constants | {"LONG": many, "BN": 32},
+            )
+
+    monkeypatch.setattr(triton_fmha, "_launches", short_only)
+    # More rows than keys; some tiles left; a tile on the edge; nothing but short rows, and no key.
+    q_lens, kv_lens = [80, 40, 9, 20, 3], [70, 90, 72, 20, 0]
+    case = Case(q_lens, kv_lens, dim=64, dim_v=32, page=16, heads=2, kv_heads=1, seed=fresh_seed())
+    built = build(case)
+    out, lse = run(built, "triton")
+    expected, expected_lse = built.reference()
+    tokens = SMALL.rows // 2
+    left = torch.zeros(len(out), dtype=torch.bool)
+    for start, q_len, kv_len in zip(built.cu, q_lens, kv_lens, strict=False):
+        for first in range(0, q_len, tokens):
+            left[start + first : start + min(first + tokens, q_len)] = min(kv_len, first + kv_len - q_len + 1) >= many
+    assert 0 < int(left.sum()) < len(out)
+    cases.compare_out(out[~left], expected[~left], "triton")
+    cases.compare_lse(lse[:, ~left], expected_lse[:, ~left], "triton")
+    assert bool((out[left].view(torch.uint8) == 0xA5).all())
+
+
 @pytest.mark.parametrize("which", ["k", "v"])
 @pytest.mark.parametrize(("layout", "page"), [("slots", 1), ("vectorized", 16)])
 def test_a_nan_reaches_the_rows_that_see_it_and_no_other(layout: str, page: int, which: str) -> None:
@@ -125,7 +156,10 @@ def test_why_triton_is_passed_over_is_said(monkeypatch: pytest.MonkeyPatch) -> N
 
     planner._decide.cache_clear()
     try:
-        assert plan(*args, arch="sm_90", **kwargs).executor == "torch"
+        chosen = plan(*args, arch="sm_90", **kwargs)
+        assert chosen.executor == "torch"
+        assert "triton: Triton is not installed" in chosen.reason
+        assert "Triton" not in plan(*args, arch="gfx942", **kwargs).reason
         with use_executor("triton"):
             chosen = plan(*args, arch="sm_90", **kwargs)
         assert not chosen

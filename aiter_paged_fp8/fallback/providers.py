@@ -35,12 +35,16 @@ class Provider:
         kernels in the list, where there is one.
     preload : callable or None
         request -> None; compiles what the call needs.
+    expected : callable
+        (facts, architecture) -> whether a call there counts on this provider, so that a plan which passes it over says
+        why.
     """
 
     name: str
     refusal: Callable[[Facts, str, bool], str | None]
     run: Callable[[Request, torch.Tensor, torch.Tensor | None, list[Launch] | None], None]
     preload: Callable[[Request], None] | None = None
+    expected: Callable[[Facts, str], bool] = lambda facts, arch: False
 
 
 def _beyond(facts: Facts) -> str | None:
@@ -67,7 +71,7 @@ def _triton_refusal(facts: Facts, arch: str, forced: bool) -> str | None:
 
 
 PROVIDERS: list[Provider] = [
-    Provider("triton", _triton_refusal, triton_fmha.attend, triton_fmha.preload),
+    Provider("triton", _triton_refusal, triton_fmha.attend, triton_fmha.preload, triton_fmha.expected),
     Provider("torch", _torch_refusal, _torch_run),
 ]
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import lru_cache
 from importlib.util import find_spec
+from inspect import signature
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -27,12 +28,15 @@ if TYPE_CHECKING:
 #: Architectures whose matrix units take OCP e4m3; on all others (e4m3fnuz ones too) bytes are decoded to float16.
 _FP8_ARCHS = re.compile(r"sm_(89|9\d|1\d\d)|gfx950|gfx12\d\d")
 _ARCHS = re.compile(r"sm_(8\d|9\d|1\d\d)|gfx(90a|942|950|11\d\d|12\d\d)")
+#: Of these, the ones on which the kernels have run: nobody gets them elsewhere without asking. (Triton 3.6 compiles
+#: them for gfx942 and gfx950, for gfx1201 it aborts the process.)
+_SEEN = re.compile(r"sm_90")
 #: Programs that a multiprocessor holds at once; parts of keys are made until there is one program for each place.
 PROGRAMS_PER_UNIT = 2
 #: Fewest tiles of keys in a part, most parts of a tile of rows.
 MIN_TILES, MAX_PARTS = 4, 128
-#: Rows of the merge that one program takes.
-MERGE_ROWS = 8
+#: Rows of the merge that one program takes, and parts that it reads at once.
+MERGE_ROWS, MERGE_PARTS = 4, 8
 
 
 class Tiles(NamedTuple):
@@ -45,7 +49,13 @@ class Tiles(NamedTuple):
 
 
 #: Of the kernel for Hopper: two programs a multiprocessor, so that one's softmax runs beside the other's products.
-MAIN = Tiles(64, 128, 4, 2)
+LONG = Tiles(64, 128, 4, 2)
+#: Keys per tile of the other rows then: few keys, and code that runs once.
+SHORT_KEYS = 64
+#: V of linear pages is turned for it where that many tiles of rows gain by it, into at most so many bytes.
+PACK_TILES, PACK_BYTES = 8, 1 << 30
+#: Requests that a program looks at together when it searches for its tile.
+CHUNK = 256
 
 
 @lru_cache(maxsize=1)
@@ -87,13 +97,16 @@ def refusal(facts: Facts, arch: str, forced: bool) -> str | None:
         return None if interpreted() else "takes CPU tensors under TRITON_INTERPRET=1 only"
     if not _ARCHS.fullmatch(arch):
         return f"knows no architecture {arch}"
-    if not forced:
-        # Seen once on an H200, in a process that ran peers' kernels as well: an illegal memory access that nobody has
-        # traced. Until it is, nobody gets these kernels without asking.
-        return "is taken only where it is asked for: use_options(executor='triton')"
+    if not forced and not _SEEN.fullmatch(arch):
+        return f"was never run on {arch}: there it is taken only where it is asked for (use_options(executor='triton'))"
     if interpreted():
         return "runs in Triton's interpreter here (TRITON_INTERPRET=1), which takes CPU tensors only"
     return None
+
+
+def expected(facts: Facts, arch: str) -> bool:
+    """Whether a call on such a GPU counts on this provider."""
+    return facts.device.type != "cpu" and bool(_SEEN.fullmatch(arch))
 
 
 def tiles(fp8: bool, vectorized: bool, page: int, dim: int, dim_v: int) -> Tiles:
@@ -103,19 +116,30 @@ def tiles(fp8: bool, vectorized: bool, page: int, dim: int, dim_v: int) -> Tiles
     return Tiles(64, 128, 4, 2) if fp8 else Tiles(64, 64, 4, 2)
 
 
-def _main(request: Request, q: torch.Tensor, out: torch.Tensor) -> Tiles | None:
-    """Tiles of the kernel for Hopper that takes the keys which all rows of a tile see; None where it does not serve.
+def _long(request: Request, q: torch.Tensor, out: torch.Tensor, row_tiles: int) -> Tiles | None:
+    """Tiles of the kernel for Hopper, which takes the rows that see many keys; None where it does not serve.
 
-    It copies 16 bytes at a time and looks up whole pages.
+    It copies 16 bytes at a time.
     """
     cache = request.cache
-    if not isinstance(cache, Vectorized) or not _has_hopper(request.device):
+    if not _has_hopper(request.device) or not {cache.head_dim, cache.head_dim_v} <= {64, 128, 192}:
         return None
-    if (MAIN.keys % cache.page and cache.page % MAIN.keys) or not {cache.head_dim, cache.head_dim_v} <= {64, 128, 192}:
+    addresses = [cache.k.data_ptr(), q.data_ptr(), out.data_ptr()]
+    strides = [cache.k_page_stride, q.stride(0), q.stride(1)]
+    if isinstance(cache, Vectorized):
+        addresses.append(cache.v.data_ptr())
+        strides.append(cache.v_page_stride)
+        if LONG.keys % cache.page and cache.page % LONG.keys:
+            return None
+    elif row_tiles < PACK_TILES or _packed_shape(request)[0] * _packed_shape(request)[1] > PACK_BYTES:
         return None
-    addresses = (cache.k.data_ptr(), cache.v.data_ptr(), q.data_ptr(), out.data_ptr())
-    strides = (cache.k_page_stride, cache.v_page_stride, q.stride(0), q.stride(1))
-    return None if any(number % PACK for number in (*addresses, *strides)) else MAIN
+    return None if any(number % PACK for number in (*addresses, *strides)) else LONG
+
+
+def _packed_shape(request: Request) -> tuple[int, int]:
+    """Requests, and bytes of V that each has in packs at most."""
+    tokens = -(-request.max_seqlen_k // LONG.keys) * LONG.keys
+    return request.batch, tokens * request.cache.kv_heads * request.cache.head_dim_v
 
 
 def halves(dim: int) -> tuple[int, int]:
@@ -125,6 +149,11 @@ def halves(dim: int) -> tuple[int, int]:
     if dim <= 128:
         return 128, 0
     return (128, 64) if dim <= 192 else (256, 0)
+
+
+def _power(dim: int) -> int:
+    """The power of two that holds a head dim."""
+    return max(16, 1 << (dim - 1).bit_length())
 
 
 def parts(programs: int, units: int, key_tiles: int) -> int:
@@ -181,7 +210,7 @@ def _launches(request: Request, out: torch.Tensor, lse: torch.Tensor | None) -> 
     from . import triton_kernels
 
     cache, table, scales = request.cache, request.table, request.scales
-    q, device = request.q, request.device
+    q, device, batch = request.q, request.device, request.batch
     if q.stride(2) != 1:
         q = q.contiguous()
     vectorized, csr = isinstance(cache, Vectorized), isinstance(table, Csr)
@@ -190,11 +219,11 @@ def _launches(request: Request, out: torch.Tensor, lse: torch.Tensor | None) -> 
     total_q, heads = q.shape[0], q.shape[1]
     group = heads // cache.kv_heads
     row_tiles = -(-min(request.max_seqlen_q, total_q) * group // tile.rows)
-    programs = row_tiles * request.batch * cache.kv_heads
+    programs = min(row_tiles * batch, -(-total_q * group // tile.rows) + batch - 1) * cache.kv_heads
     splits = parts(programs, _units(device), -(-request.max_seqlen_k // tile.keys))
     if max(programs * splits, total_q * heads + tile.rows) >= 2**31:
         raise NotImplementedError(f"q: got {total_q} rows of {heads} heads; accepted: fewer than 2**31 rows x heads")
-    part_out = part_lse = None
+    part_out = part_lse = out
     if splits > 1:
         part_out = torch.empty((splits, total_q, heads, cache.head_dim_v), dtype=torch.float32, device=device)
         part_lse = torch.empty((splits, heads, total_q), dtype=torch.float32, device=device)
@@ -211,18 +240,14 @@ def _launches(request: Request, out: torch.Tensor, lse: torch.Tensor | None) -> 
     def raw(tensor: torch.Tensor) -> torch.Tensor:
         return tensor if fp8 else tensor.view(torch.uint8)
 
-    main = None if splits > 1 or not fp8 else _main(request, q, out)
-    if main is not None:
-        part_lse = torch.empty((heads, total_q), dtype=torch.float32, device=device)
-        tile = tile._replace(keys=main.keys)
     values = {
         "q": raw(q),
         "k": raw(cache.k),
         "v": raw(cache.v),
         "out": out,
         "lse": out if lse is None else lse,
-        "part_out": out if part_out is None else part_out,
-        "part_lse": out if part_lse is None else part_lse,
+        "part_out": part_out,
+        "part_lse": part_lse,
         "cu": _packed(request.cu_seqlens_q),
         "lengths": lengths,
         "table": ids,
@@ -236,8 +261,11 @@ def _launches(request: Request, out: torch.Tensor, lse: torch.Tensor | None) -> 
         "columns": columns,
         "table_stride": table_stride,
         "pages": cache.pages,
-        "batch": request.batch,
+        "batch": batch,
         "splits": splits,
+        # Halvings that find one of so many levels (triton_work.item).
+        "steps": min((request.max_seqlen_k * group // tile.rows + row_tiles + 1).bit_length(), 31),
+        "per_request": 0,
         "q_row": q.stride(0),
         "q_head": q.stride(1),
         "k_stride": cache.k_page_stride,
@@ -265,30 +293,68 @@ def _launches(request: Request, out: torch.Tensor, lse: torch.Tensor | None) -> 
         "BN": tile.keys,
         "STAGES": tile.stages,
         "ALIGNED": cache.v_page_stride % PACK == 0,
+        "LONG": 0,
+        "CHUNK": CHUNK,
+        "OVERLAP": False,
         "num_warps": tile.warps,
     }
-    constants["RESUME"] = 0
-    if main is not None:
+
+    def launch(kernel: Any, grid: tuple[int, ...], **changed: Any) -> _Launch:
+        offered = values | constants | changed
+        names, constexprs = _arguments(kernel)
+        some = {name: value for name, value in offered.items() if name in names}
+        compiled = {name: value for name, value in offered.items() if name in constexprs or name in _OPTIONS}
+        return _launch(kernel, grid, some, compiled, device)
+
+    long = _long(request, q, out, row_tiles) if fp8 else None
+    if long is not None:
         from . import gluon_kernels
 
-        constants["RESUME"] = main.rows
-        names = ("VECTORIZED", "HAS_LSE", "SPLIT", "FP8", "EXACT", "ALIGNED", "RESUME")
-        shared = {name: value for name, value in constants.items() if name not in names}
-        shared |= {"BM": main.rows, "BN": main.keys, "STAGES": main.stages, "num_warps": main.warps}
-        blocks = -(-min(request.max_seqlen_q, total_q) * group // main.rows) * request.batch * cache.kv_heads
-        yield _launch(gluon_kernels.whole_tiles, (blocks,), values, shared, device)
-    yield _launch(triton_kernels.attend, (programs * splits,), values, constants, device)
+        v, v_stride = values["v"], cache.v_page_stride
+        if not vectorized:
+            _, v_stride = _packed_shape(request)
+            packed = torch.empty((batch, v_stride), dtype=torch.uint8, device=device)
+            grid = (-(-request.max_seqlen_k // long.keys), batch * cache.kv_heads)
+            source = cache.v.view(torch.uint8)
+            yield launch(
+                triton_kernels.pack_v, grid, v=source, packed=packed, packed_stride=v_stride,
+                E=_power(cache.head_dim_v), BN=long.keys,
+            )  # fmt: skip
+            v = packed.view(cache.v.dtype)
+        # Of a request that has no fewer keys than rows, no more tiles than these are left to the other kernel. It runs
+        # beside this one, which is launched next with programmatic dependent launch. (With parts of keys this did not
+        # pay on an H200.)
+        few = min(row_tiles, -(-long.keys * group // tile.rows))
+        rest, beside = few * batch * cache.kv_heads * splits, splits == 1
+        yield launch(triton_kernels.attend, (rest,), LONG=long.keys, per_request=few, BN=SHORT_KEYS, OVERLAP=beside)
+        yield launch(
+            gluon_kernels.attend_long, (programs * splits,), v=v, v_stride=v_stride, BM=long.rows, BN=long.keys,
+            OVERLAP=beside, num_warps=long.warps, launch_pdl=beside,
+        )  # fmt: skip
+    else:
+        yield launch(triton_kernels.attend, (programs * splits,))
     if splits > 1:
         blocks = -(-min(request.max_seqlen_q, total_q) * heads // MERGE_ROWS)
-        merged = ("out", "lse", "part_out", "part_lse", "cu", "v_descale", "total_q", "batch", "splits")
-        merge = {"HQ": heads, "DV": cache.head_dim_v, "E": max(16, 1 << (cache.head_dim_v - 1).bit_length())}
-        merge |= {"HAS_LSE": lse is not None, "BR": MERGE_ROWS, "num_warps": 4}
-        some = {name: values[name] for name in merged}
-        yield _launch(triton_kernels.combine, (blocks, request.batch), some, merge, device)
+        yield launch(
+            triton_kernels.combine, (blocks, batch), HQ=heads, E=_power(cache.head_dim_v),
+            BR=MERGE_ROWS, AT_ONCE=MERGE_PARTS, num_warps=4,
+        )  # fmt: skip
+
+
+#: Options of the compiler and of a launch, given beside a kernel's arguments.
+_OPTIONS = ("num_warps", "launch_pdl")
+
+
+@lru_cache(maxsize=8)
+def _arguments(kernel: Any) -> tuple[frozenset[str], frozenset[str]]:
+    """Names of a kernel's arguments, and of what it is compiled for."""
+    annotations = {name: str(param.annotation) for name, param in signature(kernel.fn).parameters.items()}
+    compiled = frozenset(name for name, annotation in annotations.items() if "constexpr" in annotation)
+    return frozenset(annotations) - compiled, compiled
 
 
 #: Arguments that Triton specialises on: addresses by their alignment, strides by value 1, divisibility and width.
-_SPECIAL = ("q", "k", "v", "out", "q_row", "q_head", "k_stride", "v_stride")
+_SPECIAL = ("q", "k", "v", "out", "packed", "q_row", "q_head", "k_stride", "v_stride", "packed_stride")
 
 
 def _launch(
