@@ -271,6 +271,7 @@ def call_on_device(executor: str, args: Sequence[Any], kwargs: dict[str, Any]) -
         storage = value.untyped_storage()
         if storage.data_ptr() not in storages:
             whole = torch.empty(0, dtype=torch.uint8).set_(storage)
+            whole = whole[: _ACCESSIBLE.get((storage.data_ptr(), storage.nbytes()))]
             storages[storage.data_ptr()] = (whole, whole.cuda())
         there = torch.empty(0, dtype=value.dtype, device="cuda")
         moved = storages[storage.data_ptr()][1].untyped_storage()
@@ -279,6 +280,7 @@ def call_on_device(executor: str, args: Sequence[Any], kwargs: dict[str, Any]) -
     there = {name: twin(value) for name, value in kwargs.items()}
     result = flydsl_flash_attn_paged_prefill_func(*[twin(value) for value in args], **there)
     results = list(result) if isinstance(result, tuple) else [result]
+    torch.cuda.synchronize()
     for at, name in enumerate(("out", "lse")[: len(results)]):
         given = kwargs.get(name)
         if given is None:
@@ -437,6 +439,10 @@ def sparse_bytes(size: int) -> torch.Tensor:
     return torch.frombuffer(mmap.mmap(-1, size, flags=flags), dtype=torch.uint8)
 
 
+#: Bytes that may be read of storages which end in inaccessible memory, by address and size.
+_ACCESSIBLE: dict[tuple[int, int], int] = {}
+
+
 def at_end_of_memory(tensor: torch.Tensor) -> torch.Tensor:
     """A copy whose last byte is the last one of its mapping: reading on meets inaccessible memory and ends the
     process."""
@@ -445,6 +451,7 @@ def at_end_of_memory(tensor: torch.Tensor) -> torch.Tensor:
     whole = sparse_bytes(mapped + mmap.PAGESIZE)
     behind = ctypes.c_void_p(whole.data_ptr() + mapped)
     assert ctypes.CDLL(None, use_errno=True).mprotect(behind, ctypes.c_size_t(mmap.PAGESIZE), 0) == 0
+    _ACCESSIBLE[whole.data_ptr(), whole.numel()] = mapped
     copy = whole[mapped - size : mapped].view(tensor.dtype).view(tensor.shape)
     return copy.copy_(tensor)
 

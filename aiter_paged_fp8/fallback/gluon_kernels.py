@@ -170,12 +170,19 @@ def _copy(
 
 
 @gluon.jit
-def _scores(q0, q1, k0, k1, D1: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, score: gl.constexpr):
-    """Q K^T, asynchronous."""
+def _scores(
+    q0, q1, k0, k1, D1: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, score: gl.constexpr, PRECISE: gl.constexpr
+):
+    """Q K^T: asynchronous, with some 14 bits; or, if ``PRECISE``, with float32 sums of each instruction's products."""
     s = gl.zeros([BM, BN], gl.float32, score)
-    s = warpgroup_mma(q0, k0.permute((1, 0)), s, use_acc=False, is_async=True)
-    if D1 > 0:
-        s = warpgroup_mma(q1, k1.permute((1, 0)), s, is_async=True)
+    if PRECISE:
+        s = warpgroup_mma(q0, k0.permute((1, 0)), s, use_acc=False, max_num_imprecise_acc=32)
+        if D1 > 0:
+            s = warpgroup_mma(q1, k1.permute((1, 0)), s, max_num_imprecise_acc=32)
+    else:
+        s = warpgroup_mma(q0, k0.permute((1, 0)), s, use_acc=False, is_async=True)
+        if D1 > 0:
+            s = warpgroup_mma(q1, k1.permute((1, 0)), s, is_async=True)
     return s
 
 
@@ -214,24 +221,26 @@ def _step(
     limit, scale, head, k_stride, v_stride, last, pages,
     D: gl.constexpr, DV: gl.constexpr, D0: gl.constexpr, D1: gl.constexpr, V0: gl.constexpr, V1: gl.constexpr,
     HKV: gl.constexpr, PAGE: gl.constexpr, VECTORIZED: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr,
-    NW: gl.constexpr, MASKED: gl.constexpr,
+    NW: gl.constexpr, MASKED: gl.constexpr, PRECISE: gl.constexpr,
 ):  # fmt: skip
     """Tile t, whose scores are there; where ``MASKED``, each row sees ``limit`` [BM] keys."""
     score: gl.constexpr = s.type.layout
     lay0: gl.constexpr = acc0.type.layout
     lay1: gl.constexpr = acc1.type.layout
+    # Beside these scores there are no registers for masks, nor for a second set of sums.
+    LATE: gl.constexpr = MASKED or PRECISE
     async_copy.wait_group(0)
-    # What this thread has copied, for the matrix unit, before everybody else may use it.
-    gl.thread_barrier()
+    # What this thread has copied is for the matrix unit before everybody else may count on it.
     fence_async_shared()
+    gl.thread_barrier()
     if MASKED:
         seen = limit - t * BN
         acc0 = _mark_nan(acc0, v0, seen, V0, BN, NW)
         if V1 > 0:
             acc1 = _mark_nan(acc1, v1, seen, V1, BN, NW)
         s = gl.where(gl.arange(0, BN, gl.SliceLayout(0, score))[None, :] < seen[:, None], s, float("-inf"))
-    else:
-        following = _scores(q0, q1, next_k0, next_k1, D1, BM, BN, score)
+    if not LATE:
+        following = _scores(q0, q1, next_k0, next_k1, D1, BM, BN, score, False)
     _copy(k, v, k0, k1, next_v0, next_v1, ids, t + 2, t + 1, end, head, k_stride, v_stride, last, pages,
           D, DV, D0, D1, V0, V1, HKV, PAGE, VECTORIZED, BN, NW)  # fmt: skip
     async_copy.commit_group()
@@ -251,18 +260,18 @@ def _step(
         acc1 = acc1 * gl.convert_layout(kept, gl.SliceLayout(1, lay1))[:, None]
         p1 = gl.convert_layout(narrow, gl.DotOperandLayout(0, lay1, 4))
         o1 = warpgroup_mma(p1, v1.permute((1, 0)), acc1, is_async=True)
-        if MASKED:
+        if LATE:
             acc0, acc1 = warpgroup_mma_wait(0, deps=(o0, o1))
         else:
             following, acc0, acc1 = warpgroup_mma_wait(0, deps=(following, o0, o1))
-    elif MASKED:
+    elif LATE:
         acc0 = warpgroup_mma_wait(0, deps=(o0,))
     else:
         following, acc0 = warpgroup_mma_wait(0, deps=(following, o0))
-    if MASKED:
-        # Only now: these scores and the product of ones would be too many registers.
-        following = _scores(q0, q1, next_k0, next_k1, D1, BM, BN, score)
-        following = warpgroup_mma_wait(0, deps=(following,))
+    if LATE:
+        following = _scores(q0, q1, next_k0, next_k1, D1, BM, BN, score, PRECISE)
+        if not PRECISE:
+            following = warpgroup_mma_wait(0, deps=(following,))
     return following, acc0, acc1, total, raised
 
 
@@ -410,8 +419,9 @@ def attend_long(
             acc1 = gl.zeros([BM, V1 if V1 > 0 else 16], gl.float32, lay1)
             total = gl.zeros([BM], gl.float32, row)
             top = gl.full([BM], float("-inf"), gl.float32, row)
-            s = _scores(q0, q1, k_even0, k_even1, D1, BM, BN, score)
-            s = warpgroup_mma_wait(0, deps=(s,))
+            s = _scores(q0, q1, k_even0, k_even1, D1, BM, BN, score, HAS_LSE)
+            if not HAS_LSE:
+                s = warpgroup_mma_wait(0, deps=(s,))
             # Two tiles an iteration, so that each buffer is an allocation of its own: the compiler puts a barrier
             # between accesses to the same one. Past the end comes a tile that nobody sees.
             middle = first + gl.maximum(gl.minimum(whole // BN, end) - first, 0) // 2 * 2
@@ -419,12 +429,12 @@ def attend_long(
                 s, acc0, acc1, total, top = _step(
                     s, acc0, acc1, total, top, k, v, q0, q1, k_even0, k_even1, k_odd0, k_odd1, v_even0, v_even1,
                     v_odd0, v_odd1, ids, t, end, 0, scale, head, k_stride, v_stride, last, pages,
-                    D, DV, D0, D1, V0, V1, HKV, PAGE, VECTORIZED, BM, BN, NW, False,
+                    D, DV, D0, D1, V0, V1, HKV, PAGE, VECTORIZED, BM, BN, NW, False, HAS_LSE,
                 )  # fmt: skip
                 s, acc0, acc1, total, top = _step(
                     s, acc0, acc1, total, top, k, v, q0, q1, k_odd0, k_odd1, k_even0, k_even1, v_odd0, v_odd1,
                     v_even0, v_even1, ids, t + 1, end, 0, scale, head, k_stride, v_stride, last, pages,
-                    D, DV, D0, D1, V0, V1, HKV, PAGE, VECTORIZED, BM, BN, NW, False,
+                    D, DV, D0, D1, V0, V1, HKV, PAGE, VECTORIZED, BM, BN, NW, False, HAS_LSE,
                 )  # fmt: skip
             # What comes now must not be computed before that loop: it has no register to spare.
             tile, head, middle = _later(tile), _later(head), _later(middle)
@@ -443,13 +453,13 @@ def attend_long(
                 s, acc0, acc1, total, top = _step(
                     s, acc0, acc1, total, top, k, v, q0, q1, k_even0, k_even1, k_odd0, k_odd1, v_even0, v_even1,
                     v_odd0, v_odd1, ids, t, end, limit, scale, head, k_stride, v_stride, last, pages,
-                    D, DV, D0, D1, V0, V1, HKV, PAGE, VECTORIZED, BM, BN, NW, True,
+                    D, DV, D0, D1, V0, V1, HKV, PAGE, VECTORIZED, BM, BN, NW, True, HAS_LSE,
                 )  # fmt: skip
                 if t + 1 < end:
                     s, acc0, acc1, total, top = _step(
                         s, acc0, acc1, total, top, k, v, q0, q1, k_odd0, k_odd1, k_even0, k_even1, v_odd0, v_odd1,
                         v_even0, v_even1, ids, t + 1, end, limit, scale, head, k_stride, v_stride, last, pages,
-                        D, DV, D0, D1, V0, V1, HKV, PAGE, VECTORIZED, BM, BN, NW, True,
+                        D, DV, D0, D1, V0, V1, HKV, PAGE, VECTORIZED, BM, BN, NW, True, HAS_LSE,
                     )  # fmt: skip
             async_copy.wait_group(0)
 

@@ -49,7 +49,9 @@ class Tiles(NamedTuple):
 
 
 #: Of the kernel for Hopper: two programs a multiprocessor, so that one's softmax runs beside the other's products.
-LONG = Tiles(64, 128, 4, 2)
+#: With LSE its scores are summed in float32 after each instruction; the registers for that come from tiles of half as
+#: many keys.
+LONG, LONG_LSE = Tiles(64, 128, 4, 2), Tiles(64, 64, 4, 2)
 #: Keys per tile of the other rows then: few keys, and code that runs once.
 SHORT_KEYS = 64
 #: V of linear pages is turned for it where that many tiles of rows gain by it, into at most so many bytes.
@@ -116,12 +118,12 @@ def tiles(fp8: bool, vectorized: bool, page: int, dim: int, dim_v: int) -> Tiles
     return Tiles(64, 128, 4, 2) if fp8 else Tiles(64, 64, 4, 2)
 
 
-def _long(request: Request, q: torch.Tensor, out: torch.Tensor, row_tiles: int) -> Tiles | None:
+def _long(request: Request, q: torch.Tensor, out: torch.Tensor, row_tiles: int, with_lse: bool) -> Tiles | None:
     """Tiles of the kernel for Hopper, which takes the rows that see many keys; None where it does not serve.
 
     It copies 16 bytes at a time.
     """
-    cache = request.cache
+    cache, tile = request.cache, LONG_LSE if with_lse else LONG
     if not _has_hopper(request.device) or not {cache.head_dim, cache.head_dim_v} <= {64, 128, 192}:
         return None
     addresses = [cache.k.data_ptr(), q.data_ptr(), out.data_ptr()]
@@ -129,17 +131,17 @@ def _long(request: Request, q: torch.Tensor, out: torch.Tensor, row_tiles: int) 
     if isinstance(cache, Vectorized):
         addresses.append(cache.v.data_ptr())
         strides.append(cache.v_page_stride)
-        if LONG.keys % cache.page and cache.page % LONG.keys:
+        if tile.keys % cache.page and cache.page % tile.keys:
             return None
-    elif row_tiles < PACK_TILES or _packed_shape(request)[0] * _packed_shape(request)[1] > PACK_BYTES:
+    elif row_tiles < PACK_TILES or request.batch * _packed_bytes(request, tile) > PACK_BYTES:
         return None
-    return None if any(number % PACK for number in (*addresses, *strides)) else LONG
+    return None if any(number % PACK for number in (*addresses, *strides)) else tile
 
 
-def _packed_shape(request: Request) -> tuple[int, int]:
-    """Requests, and bytes of V that each has in packs at most."""
-    tokens = -(-request.max_seqlen_k // LONG.keys) * LONG.keys
-    return request.batch, tokens * request.cache.kv_heads * request.cache.head_dim_v
+def _packed_bytes(request: Request, tile: Tiles) -> int:
+    """Bytes of V that a request has in packs at most."""
+    tokens = -(-request.max_seqlen_k // tile.keys) * tile.keys
+    return tokens * request.cache.kv_heads * request.cache.head_dim_v
 
 
 def halves(dim: int) -> tuple[int, int]:
@@ -306,13 +308,13 @@ def _launches(request: Request, out: torch.Tensor, lse: torch.Tensor | None) -> 
         compiled = {name: value for name, value in offered.items() if name in constexprs or name in _OPTIONS}
         return _launch(kernel, grid, some, compiled, device)
 
-    long = _long(request, q, out, row_tiles) if fp8 else None
+    long = _long(request, q, out, row_tiles, lse is not None) if fp8 else None
     if long is not None:
         from . import gluon_kernels
 
         v, v_stride = values["v"], cache.v_page_stride
         if not vectorized:
-            _, v_stride = _packed_shape(request)
+            v_stride = _packed_bytes(request, long)
             packed = torch.empty((batch, v_stride), dtype=torch.uint8, device=device)
             grid = (-(-request.max_seqlen_k // long.keys), batch * cache.kv_heads)
             source = cache.v.view(torch.uint8)

@@ -336,12 +336,13 @@ def _tile(
     e0, e1 = tl.arange(0, V0), V0 + tl.arange(0, V1 if V1 > 0 else 16)
     row_at = (place * (HKV * G) + q_heads) * DV
     lse_at = q_heads.to(tl.int64) * total_q + place
+    # The matrix unit adds e4m3 products with some 14 bits: too few for the LSE of rows that see few keys, or whose
+    # scores are large.
     if not SHORT:
         acc0, acc1, total, top = _span(
             q0, q1, acc0, acc1, total, top, lo, whole, limit, scale, k, v, ids, last, pages, head, k_stride,
-            v_stride, D, DV, D0, D1, V0, V1, HKV, PAGE, VECTORIZED, FP8, BN, False, False, STAGES, ALIGNED,
+            v_stride, D, DV, D0, D1, V0, V1, HKV, PAGE, VECTORIZED, FP8, BN, False, EXACT and HAS_LSE, STAGES, ALIGNED,
         )  # fmt: skip
-    # The matrix unit adds e4m3 products with some 14 bits: too few for the LSE of rows that see few keys.
     acc0, acc1, total, top = _span(
         q0, q1, acc0, acc1, total, top, whole, hi, limit, scale, k, v, ids, last, pages, head, k_stride,
         v_stride, D, DV, D0, D1, V0, V1, HKV, PAGE, VECTORIZED, FP8, BN, True, EXACT, 1, ALIGNED,
