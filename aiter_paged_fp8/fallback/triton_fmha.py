@@ -54,8 +54,9 @@ class Tiles(NamedTuple):
 LONG, LONG_LSE = Tiles(64, 128, 4, 2), Tiles(64, 64, 4, 2)
 #: Keys per tile of the other rows then: few keys, and code that runs once.
 SHORT_KEYS = 64
-#: V of linear pages is turned for it where that many tiles of rows gain by it, into at most so many bytes.
-PACK_TILES, PACK_BYTES = 8, 1 << 30
+#: V of linear pages is turned for it where that many tiles of rows gain by it, into at most so many bytes, for fewer
+#: requests x KV heads than a grid has room for in its second dimension.
+PACK_TILES, PACK_BYTES, PACK_HEADS = 8, 1 << 30, 1 << 16
 #: Requests that a program looks at together when it searches for its tile.
 CHUNK = 256
 
@@ -133,7 +134,11 @@ def _long(request: Request, q: torch.Tensor, out: torch.Tensor, row_tiles: int, 
         strides.append(cache.v_page_stride)
         if tile.keys % cache.page and cache.page % tile.keys:
             return None
-    elif row_tiles < PACK_TILES or request.batch * _packed_bytes(request, tile) > PACK_BYTES:
+    elif (
+        row_tiles < PACK_TILES
+        or request.batch * cache.kv_heads >= PACK_HEADS
+        or request.batch * _packed_bytes(request, tile) > PACK_BYTES
+    ):
         return None
     return None if any(number % PACK for number in (*addresses, *strides)) else tile
 
