@@ -25,11 +25,11 @@ from ..request import Request, capturing
 if TYPE_CHECKING:
     from ..planner import Facts
 
-#: Architectures whose matrix units take OCP e4m3; on all others (e4m3fnuz ones too) bytes are decoded to float16.
-_FP8_ARCHS = re.compile(r"sm_(89|9\d|1\d\d)|gfx950|gfx12\d\d")
+#: Architectures whose matrix units take OCP e4m3; on all others (e4m3fnuz ones too) bytes are decoded to float16. So on
+#: gfx12, whose units would take it: Triton 3.6 aborts the process there.
+_FP8_ARCHS = re.compile(r"sm_(89|9\d|1\d\d)|gfx950")
 _ARCHS = re.compile(r"sm_(8\d|9\d|1\d\d)|gfx(90a|942|950|11\d\d|12\d\d)")
-#: Of these, the ones on which the kernels have run: nobody gets them elsewhere without asking. (Triton 3.6 compiles
-#: them for gfx942 and gfx950, for gfx1201 it aborts the process.)
+#: Of these, the ones on which the kernels have run: nobody gets them elsewhere without asking.
 _SEEN = re.compile(r"sm_90")
 #: Programs that a multiprocessor holds at once; parts of keys are made until there is one program for each place.
 PROGRAMS_PER_UNIT = 2
@@ -115,7 +115,8 @@ def expected(facts: Facts, arch: str) -> bool:
 def tiles(fp8: bool, vectorized: bool, page: int, dim: int, dim_v: int) -> Tiles:
     """The tiles that measured best on an H200, by what the products are made of."""
     if max(dim, dim_v) > 192:
-        return Tiles(64, 64, 4, 2)
+        # In float16 half as many keys: gfx9 and gfx12 have 64 KB of LDS.
+        return Tiles(64, 64 if fp8 else 32, 4, 2)
     return Tiles(64, 128, 4, 2) if fp8 else Tiles(64, 64, 4, 2)
 
 
