@@ -34,12 +34,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from .triton_kernels import FREE, FREE_POINTERS, NEVER
+from .triton_kernels import FREE, FREE_POINTERS, LIFT, LN_2, LOG2_E, NEVER
 from .triton_work import item, page_id, request
-
-_LOG2_E: gl.constexpr = gl.constexpr(1.4426950408889634)
-_LN_2: gl.constexpr = gl.constexpr(0.6931471805599453)
-_LIFT: gl.constexpr = gl.constexpr(8.0)
 
 
 @gluon.jit
@@ -72,6 +68,12 @@ def _page_base(ids, tile, n, stride, last, pages, PAGE: gl.constexpr, BN: gl.con
 
 
 @gluon.jit
+def _slot(tile, n, PAGE: gl.constexpr, BN: gl.constexpr):
+    """Place of each token of a tile in its page."""
+    return (tile * BN) % PAGE + n if PAGE % BN == 0 else (n % PAGE if BN % PAGE == 0 else (tile * BN + n) % PAGE)
+
+
+@gluon.jit
 def _copy_k(
     k, smem, ids, tile, head, stride, last, pages,
     FIRST: gl.constexpr, WIDTH: gl.constexpr, D: gl.constexpr, HKV: gl.constexpr, PAGE: gl.constexpr,
@@ -88,7 +90,7 @@ def _copy_k(
         layout: gl.constexpr = gl.BlockedLayout([1, 16], [512 // WIDTH, WIDTH // 16], [NW, 1], [1, 0])
     n = gl.arange(0, BN, gl.SliceLayout(1, layout))
     d = FIRST + gl.arange(0, WIDTH, gl.SliceLayout(0, layout))
-    slot = (tile * BN) % PAGE + n if PAGE % BN == 0 else (n % PAGE if BN % PAGE == 0 else (tile * BN + n) % PAGE)
+    slot = _slot(tile, n, PAGE, BN)
     token = _page_base(ids, tile, n, stride, last, pages, PAGE, BN, 2)
     if VECTORIZED:
         token += slot * 16 + head * (D * PAGE)
@@ -113,7 +115,7 @@ def _copy_v(
     n = gl.arange(0, BN, gl.SliceLayout(0, layout))
     d = FIRST + gl.arange(0, WIDTH, gl.SliceLayout(1, layout))
     if VECTORIZED:
-        slot = (tile * BN) % PAGE + n if PAGE % BN == 0 else (n % PAGE if BN % PAGE == 0 else (tile * BN + n) % PAGE)
+        slot = _slot(tile, n, PAGE, BN)
         token = _page_base(ids, tile, n, stride, last, pages, PAGE, BN, 8)
         token += (slot // 16) * (DV * 16) + slot % 16 + head * (DV * PAGE)
     else:
@@ -249,7 +251,7 @@ def _step(
     if MASKED:
         # A row that saw no key yet has no maximum; any number will do in its place.
         shift = gl.where(raised == float("-inf"), 0.0, raised)
-    p = gl.exp2(s * scale - (shift - _LIFT)[:, None])
+    p = gl.exp2(s * scale - (shift - LIFT)[:, None])
     kept = gl.exp2(top - shift)
     total = total * kept + gl.reduce(p, 1, _add)
     narrow = p.to(gl.float8e4nv)
@@ -382,7 +384,7 @@ def attend_long(
 
             # In float64: the product of two tiny descales and a huge scale may be any number.
             scale64 = gl.load(q_descale).to(gl.float64) * gl.load(k_descale).to(gl.float64)
-            scale64 = scale64 * softmax_scale * _LOG2_E
+            scale64 = scale64 * softmax_scale * LOG2_E
             negative = scale64 < 0
             scale = gl.where(negative, -scale64, scale64).to(gl.float32)
             # Minus infinity times 0 would be NaN; times this, scores are as good as 0.
@@ -474,7 +476,7 @@ def attend_long(
             else:
                 factor = gl.load(v_descale)
                 if HAS_LSE:
-                    gl.store(lse + lse_at, log2 * _LN_2, mask=r < rows)
+                    gl.store(lse + lse_at, log2 * LN_2, mask=r < rows)
                 _store(out, acc0, row_at, total, factor, tile, rows, 0, V0, BM, SPLIT)
                 if V1 > 0:
                     _store(out, acc1, row_at, total, factor, tile, rows, V0, V1, BM, SPLIT)

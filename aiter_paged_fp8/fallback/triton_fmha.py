@@ -296,7 +296,6 @@ def _launches(request: Request, out: torch.Tensor, lse: torch.Tensor | None) -> 
         "HAS_LSE": lse is not None,
         "SPLIT": splits > 1,
         "FP8": fp8,
-        "EXACT": fp8,
         "BM": tile.rows,
         "BN": tile.keys,
         "STAGES": tile.stages,

@@ -28,10 +28,8 @@ from .triton_work import item, page_id, request
 
 #: Powers of two by which weights are lifted; an exact e4m3 number, and not above 448 (= 2**8.807).
 LIFT: tl.constexpr = tl.constexpr(8.0)
-_LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
-_LN_2: tl.constexpr = tl.constexpr(0.6931471805599453)
-
-
+LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
+LN_2: tl.constexpr = tl.constexpr(0.6931471805599453)
 #: A place behind all tokens.
 NEVER: tl.constexpr = tl.constexpr(1 << 30)
 
@@ -282,7 +280,7 @@ def _tile(
     G: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr,
     V0: tl.constexpr, V1: tl.constexpr, PAGE: tl.constexpr, VECTORIZED: tl.constexpr, CSR: tl.constexpr,
     HAS_LAST: tl.constexpr, CAUSAL: tl.constexpr, HAS_LSE: tl.constexpr, SPLIT: tl.constexpr, FP8: tl.constexpr,
-    EXACT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr, ALIGNED: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr, ALIGNED: tl.constexpr,
     SHORT: tl.constexpr,
 ):  # fmt: skip
     """One tile of a request's rows against its keys, or one part of them; where ``SHORT`` all of them with masks."""
@@ -317,7 +315,7 @@ def _tile(
 
     # In float64: the product of two tiny descales and a huge scale may be any number.
     scale64 = tl.load(q_descale).to(tl.float64) * tl.load(k_descale).to(tl.float64)
-    scale64 = scale64 * softmax_scale * _LOG2_E
+    scale64 = scale64 * softmax_scale * LOG2_E
     # A negative factor moves to q's signs, so that the largest score is the largest product.
     flip = tl.where(scale64 < 0, 0x80, 0)
     scale = tl.abs(scale64).to(tl.float32)
@@ -341,11 +339,11 @@ def _tile(
     if not SHORT:
         acc0, acc1, total, top = _span(
             q0, q1, acc0, acc1, total, top, lo, whole, limit, scale, k, v, ids, last, pages, head, k_stride,
-            v_stride, D, DV, D0, D1, V0, V1, HKV, PAGE, VECTORIZED, FP8, BN, False, EXACT and HAS_LSE, STAGES, ALIGNED,
+            v_stride, D, DV, D0, D1, V0, V1, HKV, PAGE, VECTORIZED, FP8, BN, False, HAS_LSE, STAGES, ALIGNED,
         )  # fmt: skip
     acc0, acc1, total, top = _span(
         q0, q1, acc0, acc1, total, top, whole, hi, limit, scale, k, v, ids, last, pages, head, k_stride,
-        v_stride, D, DV, D0, D1, V0, V1, HKV, PAGE, VECTORIZED, FP8, BN, True, EXACT, 1, ALIGNED,
+        v_stride, D, DV, D0, D1, V0, V1, HKV, PAGE, VECTORIZED, FP8, BN, True, True, 1, ALIGNED,
     )  # fmt: skip
     blind = total == 0
     divisor = tl.where(blind, 1.0, total)
@@ -368,7 +366,7 @@ def _tile(
             acc1 = tl.where(blind[:, None], 0.0, acc1 * factor).to(tl.bfloat16)
             tl.store(out + row_at[:, None] + e1[None, :], acc1, mask=valid[:, None] & (e1 < DV)[None, :])
         if HAS_LSE:
-            tl.store(lse + lse_at, log2 * _LN_2, mask=valid)
+            tl.store(lse + lse_at, log2 * LN_2, mask=valid)
 
 
 @triton.jit(do_not_specialize=FREE, do_not_specialize_on_alignment=FREE_POINTERS)
@@ -379,7 +377,7 @@ def attend(
     G: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr,
     V0: tl.constexpr, V1: tl.constexpr, PAGE: tl.constexpr, VECTORIZED: tl.constexpr, CSR: tl.constexpr,
     HAS_LAST: tl.constexpr, CAUSAL: tl.constexpr, HAS_LSE: tl.constexpr, SPLIT: tl.constexpr, FP8: tl.constexpr,
-    EXACT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr, ALIGNED: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr, ALIGNED: tl.constexpr,
     LONG: tl.constexpr, CHUNK: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """One tile of rows against its keys; with ``SPLIT``, against one of ``splits`` parts of them.
@@ -415,7 +413,7 @@ def attend(
                 b, tile, part, head, q, k, v, out, lse, part_out, part_lse, cu, lengths, table, lasts,
                 q_descale, k_descale, v_descale, softmax_scale, total_q, most, columns, table_stride, pages, splits,
                 q_row, q_head, k_stride, v_stride, G, HKV, D, DV, D0, D1, V0, V1, PAGE, VECTORIZED, CSR, HAS_LAST,
-                CAUSAL, HAS_LSE, SPLIT, FP8, EXACT, BM, BN, STAGES, ALIGNED, True,
+                CAUSAL, HAS_LSE, SPLIT, FP8, BM, BN, STAGES, ALIGNED, True,
             )  # fmt: skip
     else:
         b, from_last = item(
@@ -432,7 +430,7 @@ def attend(
                 b, tile, part, head, q, k, v, out, lse, part_out, part_lse, cu, lengths, table, lasts,
                 q_descale, k_descale, v_descale, softmax_scale, total_q, most, columns, table_stride, pages, splits,
                 q_row, q_head, k_stride, v_stride, G, HKV, D, DV, D0, D1, V0, V1, PAGE, VECTORIZED, CSR, HAS_LAST,
-                CAUSAL, HAS_LSE, SPLIT, FP8, EXACT, BM, BN, STAGES, ALIGNED, False,
+                CAUSAL, HAS_LSE, SPLIT, FP8, BM, BN, STAGES, ALIGNED, False,
             )  # fmt: skip
 
 
@@ -509,5 +507,5 @@ def combine(
     result = tl.where(blind[:, None], 0.0, acc / divisor[:, None] * tl.load(v_descale))
     tl.store(out + out_at, result.to(tl.bfloat16), mask=inside)
     if HAS_LSE:
-        natural = tl.where(blind, float("-inf"), (top + tl.log2(divisor)) * _LN_2)
+        natural = tl.where(blind, float("-inf"), (top + tl.log2(divisor)) * LN_2)
         tl.store(lse + lse_at, natural, mask=valid)
